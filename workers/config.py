@@ -1,0 +1,44 @@
+"""What a worker needs to know to start: the model, the engine's limits, its place in the cluster.
+
+The cluster builds these from the YAML tree (`cluster/spec.py`); the worker never reads YAML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Weights = Literal["auto", "bf16", "fp32"]
+Role = Literal["unified", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one engine. `threads` 0 means all cores of this host."""
+
+    weights: Weights = "auto"
+    kv_memory_bytes: int = 1 << 30
+    block_tokens: int = 16
+    max_context_tokens: int | None = None  # None: the model's own
+    max_sequences: int = 64
+    max_step_tokens: int = 1024
+    target_step_s: float = 0.05
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker: which model it serves, under which name, and how routers may reach it.
+
+    `worker_id` names the place in the pool and survives restarts; `epoch` grows with each restart, so
+    that whoever holds an older one is refused. `secret` authenticates every link of this cluster.
+    """
+
+    worker_id: str
+    epoch: int
+    model: str
+    source: str
+    role: Role
+    engine: EngineConfig
+    secret: bytes
+    host: str = "127.0.0.1"
