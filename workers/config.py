@@ -42,3 +42,15 @@ class WorkerConfig:
     engine: EngineConfig
     secret: bytes
     host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a started worker listens; `incarnation` differs for every process that ever ran."""
+
+    worker_id: str
+    epoch: int
+    incarnation: str
+    host: str
+    port: int
+    pid: int

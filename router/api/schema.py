@@ -1,0 +1,209 @@
+"""What clients may ask for: OpenAI's request bodies, with the extensions that open-model servers share.
+
+A null field means its default. Fields that nobody knows are ignored, as OpenAI-compatible servers do, but
+a field that would change the answer and cannot be honoured is refused by name. Every refusal is an
+InvalidRequest whose `param` is the dotted path of the field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails, from_json
+
+from workers.errors import InvalidRequest
+
+MAX_CHOICES = 128  # OpenAI's limit on n
+MAX_STOPS = 16  # OpenAI allows 4; agents ask for more
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGPROBS = 20
+
+_INT64 = 1 << 63
+_NOTHING: tuple[Any, ...] = (False, [], {}, "")
+
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    include_usage: bool | None = None
+
+
+class _GenerationRequest(BaseModel):
+    """What both endpoints take. `unsupported` maps a field to the values that ask for nothing of it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "response_format": ({"type": "text"},),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "structured_outputs": (),
+        "use_beam_search": _NOTHING,
+        "prompt_logprobs": (),
+    }
+
+    model: str = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0.0, le=2.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=10.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = {}
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stop: list[StopString] = Field([], max_length=MAX_STOPS)
+    stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    user: str | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatCompletionRequest(_GenerationRequest):
+    """The body of POST /v1/chat/completions."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = _GenerationRequest.unsupported | {
+        "tools": _NOTHING,
+        "tool_choice": ("none", "auto"),
+        "functions": _NOTHING,
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "chat_template": (),
+        "documents": _NOTHING,
+        "echo": _NOTHING,
+        "continue_final_message": _NOTHING,
+    }
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+
+
+class CompletionRequest(_GenerationRequest):
+    """The body of POST /v1/completions; `prompt` is a list of texts or of lists of token ids."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = _GenerationRequest.unsupported | {
+        "suffix": _NOTHING,
+        "prompt_embeds": (),
+    }
+
+    prompt: list[str] | list[list[int]] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=0)
+    best_of: int | None = Field(None, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+
+    @field_validator("prompt", mode="plain")
+    @classmethod
+    def _prompts(cls, value: object) -> object:
+        """One prompt becomes a list of one."""
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, list) and value:
+            if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
+                return value
+            if _is_ids(value):
+                return [value]
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
+
+
+Request = TypeVar("Request", bound=_GenerationRequest)
+
+
+def parse(model: type[Request], body: bytes) -> Request:
+    """The request in `body`. Raises InvalidRequest for the first thing that is wrong with it."""
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"the request body must be a JSON object, but {_shown(data)} was given")
+    data = {name: value for name, value in data.items() if value is not None}
+    for name in data.keys() & model.unsupported.keys():
+        if data[name] not in model.unsupported[name]:
+            raise InvalidRequest(f"{name} is not supported by this server; leave it out", param=name)
+    try:
+        request = model.model_validate(data)
+    except ValidationError as error:
+        raise _invalid(error.errors(include_url=False)[0]) from error
+    _check_combinations(request)
+    return request
+
+
+def _check_combinations(request: _GenerationRequest) -> None:
+    """The rules between fields that hold whatever the model is."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+    if isinstance(request, ChatCompletionRequest):
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+    elif isinstance(request, CompletionRequest):
+        if request.max_tokens == 0 and not request.echo:
+            raise InvalidRequest(
+                "max_tokens must be at least 1 without echo, but 0 was given", param="max_tokens"
+            )
+        if request.best_of is not None and request.best_of != request.n:
+            raise InvalidRequest(
+                f"best_of must equal n, which is {request.n}, but {request.best_of} was given; "
+                "this server returns every sequence it samples",
+                param="best_of",
+            )
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _invalid(error: ErrorDetails) -> InvalidRequest:
+    param = ".".join(str(part) for part in error["loc"])
+    limits, actual = error.get("ctx", {}), error["input"]
+    match error["type"]:
+        case "missing":
+            return InvalidRequest(f"{param} is required", param=param)
+        case "too_short":
+            rule = f"must have at least {limits['min_length']}, but {limits['actual_length']} were given"
+        case "too_long":
+            rule = f"must have at most {limits['max_length']}, but {limits['actual_length']} were given"
+        case "string_too_short":
+            rule = "must not be an empty string"
+        case "string_too_long":
+            rule = f"must have at most {limits['max_length']} characters, but {len(actual)} were given"
+        case "dict_type" | "model_type":
+            rule = f"must be an object, but {_shown(actual)} was given"
+        case _:
+            rule = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+            rule += f", but {_shown(actual)} was given"
+    return InvalidRequest(f"{param} {rule}", param=param)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

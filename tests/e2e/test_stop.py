@@ -1,0 +1,32 @@
+"""Ctrl-C leaves nothing behind, and a start that fails says why and leaves nothing either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.e2e.cluster import Cluster, descendants, is_alive
+
+
+def test_ctrl_c_stops_every_process_within_10_s(tmp_path: Path) -> None:
+    cluster = Cluster.start(None, tmp_path / "log.txt")
+    pids = descendants(cluster.process.pid)
+    assert len(pids) >= 4  # Ray's own processes, a worker, a router
+    started = time.monotonic()
+    assert cluster.stop(timeout_s=10) == set()
+    assert time.monotonic() - started < 10
+    assert not any(is_alive(pid) for pid in pids)
+    assert cluster.process.returncode == 0
+
+
+def test_a_start_that_fails_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text("models:\n  - {name: m, source: /nowhere/model.gguf, pools: [{role: unified}]}\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "serve", str(spec)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 2
+    assert "/nowhere/model.gguf" in run.stderr
+    assert "Traceback" not in run.stderr

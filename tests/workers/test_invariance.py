@@ -1,0 +1,119 @@
+"""What a request gets depends on the request alone: not on its neighbours, on how its prompt was cut, on
+the prefix cache, on preemption or on n. Token ids and log-probabilities are compared bit by bit."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from tests.workers.driver import Driver, Output
+from workers.load.model import LoadedModel
+from workers.sampling.params import SamplingParams
+
+TEXT = (
+    "A headrace is the channel that brings the water to the wheel. The miller opens the sluice in the morning, "
+    "and the water runs along the stone channel, over the wheel, and back to the river below the mill. In dry "
+    "summers there is little water, and the wheel turns slowly; in spring, when the snow melts, there is more "
+    "than the channel can carry. Explain in simple words how the miller keeps the wheel at an even speed, what "
+    "happens to the water that is not needed, and why the channel is longer than it seems to need to be."
+)
+NUM_OUTPUT = 40
+
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True),
+    "seeded sampling": SamplingParams(
+        max_tokens=NUM_OUTPUT, temperature=0.9, top_p=0.95, top_k=50, seed=1234, ignore_eos=True
+    ),
+    "penalties": SamplingParams(
+        max_tokens=NUM_OUTPUT,
+        temperature=0.7,
+        seed=7,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        ignore_eos=True,
+    ),
+    "logprobs": SamplingParams(
+        max_tokens=NUM_OUTPUT, temperature=1.0, min_p=0.02, seed=99, num_logprobs=5, ignore_eos=True
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def prompt(smollm2: LoadedModel) -> list[int]:
+    return Tokenizer.from_buffer(smollm2.card.tokenizer_json).encode(TEXT, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def baselines(smollm2: LoadedModel, prompt: list[int]) -> dict[str, Output]:
+    """Each parameter set alone on a fresh engine."""
+    return {name: Driver(smollm2).generate(prompt, params) for name, params in PARAMS.items()}
+
+
+def assert_same(actual: Output, expected: Output) -> None:
+    assert len(expected.token_ids) == NUM_OUTPUT
+    assert actual.token_ids == expected.token_ids
+    assert actual.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_mixed_batch_of_eight_changes_nothing(
+    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+) -> None:
+    driver = Driver(smollm2)
+    others = list(PARAMS.values())
+    for lane in range(7):
+        driver.submit(f"other {lane}", prompt[lane : 40 + 11 * lane], others[lane % 4])
+        driver.step()
+    driver.submit("r", prompt, PARAMS[name])
+    driver.run()
+    assert_same(driver.outputs["r", 0], baselines[name])
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_prompt_cut_into_chunks_of_32_changes_nothing(
+    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+) -> None:
+    driver = Driver(smollm2, max_step_tokens=32)
+    assert_same(driver.generate(prompt, PARAMS[name]), baselines[name])
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_prefix_hit_changes_nothing(
+    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+) -> None:
+    driver = Driver(smollm2)
+    driver.generate(prompt, PARAMS["greedy"], "first")
+    again = driver.generate(prompt, PARAMS[name], "again")
+    assert again.num_cached_tokens is not None
+    assert again.num_cached_tokens >= len(prompt) - 32
+    assert_same(again, baselines[name])
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_preemption_and_resumption_change_nothing(
+    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+) -> None:
+    bytes_per_block = 2 * 30 * 3 * 64 * 2 * 16
+    driver = Driver(smollm2, kv_memory_bytes=16 * bytes_per_block)
+    for round_ in range(24):  # short answers teach the estimator to admit more than the pool can hold
+        driver.generate(prompt[:20], msgspec.structs.replace(PARAMS["greedy"], max_tokens=2), f"short {round_}")
+    driver.submit("older", prompt[: len(prompt) - 5], PARAMS["greedy"], salt=b"another tenant")
+    driver.submit("r", prompt, PARAMS[name])
+    driver.run()
+    assert driver.num_preemptions > 0
+    assert_same(driver.outputs["r", 0], baselines[name])
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_sequence_i_of_n_is_the_request_alone_with_seed_plus_i(
+    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+) -> None:
+    params = PARAMS[name]
+    driver = Driver(smollm2)
+    driver.submit("r", prompt, msgspec.structs.replace(params, n=2))
+    driver.run()
+    assert_same(driver.outputs["r", 0], baselines[name])
+    alone = Driver(smollm2).generate(prompt, msgspec.structs.replace(params, seed=params.seed + 1))
+    assert_same(driver.outputs["r", 1], alone)

@@ -1,0 +1,304 @@
+"""The engine: one model replica, advanced one step at a time by a single thread.
+
+A step is: the scheduler picks tokens, the model runs them, the sampler draws, the scheduler commits.
+Requests enter by `submit` and leave by finishing, by `cancel` or by a fault; every way out goes through
+the scheduler's one release function, so blocks can be neither lost nor freed twice. A step that raises
+fails the requests that were in it and no others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from kvcache.events import KvEvent
+from kvcache.hashing import BlockHasher
+from kvcache.pool import BlockPool
+from workers.admission import Admission
+from workers.budget import StepBudget
+from workers.config import EngineConfig
+from workers.errors import HeadraceError
+from workers.load.model import LoadedModel
+from workers.model.batch import Chunk
+from workers.model.cache import KvCache
+from workers.sampling.params import SamplingParams
+from workers.sampling.plan import RowState, build_plan
+from workers.sampling.sampler import prompt_logprobs, sample
+from workers.scheduler import Schedule, ScheduledChunk, Scheduler
+from workers.sequence import Sequence
+from workers.wire import Delta, Load, Logprob, ModelCard, Submit
+
+logger = logging.getLogger(__name__)
+
+LOGITS_SLICE_ROWS = 128  # prompt log-probabilities are taken in slices, to bound the logits' memory
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step produced. Of the requests in `finished_ids` nothing more will come."""
+
+    load: Load
+    deltas: list[Delta] = field(default_factory=list)
+    finished_ids: list[str] = field(default_factory=list)
+    events: list[KvEvent] = field(default_factory=list)
+    num_decodes: int = 0
+    num_prefill_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    has_failed: bool = False
+    seconds: float = 0.0
+
+    @property
+    def phase(self) -> str | None:
+        """prefill, decode, mixed, or None if no token was computed."""
+        if self.num_prefill_tokens:
+            return "mixed" if self.num_decodes else "prefill"
+        return "decode" if self.num_decodes else None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The sequences of one submitted request that have not finished yet, by index."""
+
+    sequences: dict[int, Sequence]
+    rows: dict[int, RowState]
+    prompt_logprobs: list[Logprob] | None
+
+
+class Engine:
+    """Paged, continuously batched inference of one model. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        hash_key: bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+        self._model = model
+        self._clock = clock
+        self.max_context_tokens = min(
+            model.config.max_context_tokens, config.max_context_tokens or model.config.max_context_tokens
+        )
+        self._cache = KvCache.sized(model.config, config.kv_memory_bytes, config.block_tokens, model.dtype)
+        self._pool = BlockPool(self._cache.num_blocks)
+        self._budget = StepBudget(config.target_step_s, config.block_tokens, config.max_step_tokens)
+        self._scheduler = Scheduler(
+            self._pool,
+            BlockHasher(hash_key),
+            config,
+            self.max_context_tokens,
+            self._budget,
+            Admission(),
+        )
+        self._requests: dict[str, Request] = {}
+        self._pending = StepOutput(self.load)
+
+    @property
+    def card(self) -> ModelCard:
+        return self._model.card
+
+    @property
+    def dtype(self) -> str:
+        return str(self._model.dtype).removeprefix("torch.")
+
+    @property
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute or to tell."""
+        pending = self._pending
+        return self._scheduler.has_work or bool(pending.deltas or pending.finished_ids)
+
+    def submit(self, submit: Submit) -> None:
+        """Queue a request; one that cannot be served is answered with an error delta by the next step."""
+        params = submit.params
+        now = self._clock()
+        request = Request({}, {}, [] if params.num_prompt_logprobs is not None else None)
+        leader: Sequence | None = None
+        try:
+            for index in range(params.n):
+                sequence = Sequence(
+                    submit.request_id, index, submit.prompt_ids, params, submit.salt, now, leader
+                )
+                self._scheduler.add(sequence)
+                leader = leader or sequence
+                request.sequences[index] = sequence
+                request.rows[index] = RowState(
+                    params, index, submit.prompt_ids, self.card.eos_ids, self._model.config.vocab_size
+                )
+        except HeadraceError as error:
+            for sequence in request.sequences.values():
+                self._scheduler.finish(sequence, "error")
+            self._refuse(submit.request_id, params.n, error.message)
+            return
+        self._requests[submit.request_id] = request
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Stop a request or one of its sequences and free its blocks; unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        for key in list(request.sequences) if index is None else [index]:
+            sequence = request.sequences.get(key)
+            if sequence is not None:
+                self._end(request, sequence, "cancelled")
+
+    def snapshot(self) -> list[tuple[bytes, bytes]]:
+        """Parent and hash of every reusable block, parents first."""
+        return self._pool.snapshot()
+
+    def step(self) -> StepOutput:
+        """Advance every scheduled sequence; returns what there is to tell, never raises for one request."""
+        started = self._clock()
+        output, self._pending = self._pending, StepOutput(self._pending.load)
+        preempted = self._scheduler.num_preemptions
+        schedule = self._scheduler.schedule(started)
+        if schedule.chunks:
+            try:
+                self._advance(schedule, output)
+            except Exception as error:  # one poisoned step must not end the others' service
+                logger.exception("a step of %d sequences failed", len(schedule.chunks))
+                self._fail(schedule, output, error)
+        # Endings of this step were noted in the new pending output; they belong to this one.
+        output.finished_ids += self._pending.finished_ids
+        self._pending.finished_ids = []
+        output.events = self._pool.take_events()
+        output.num_preemptions = self._scheduler.num_preemptions - preempted
+        output.load = self.load
+        output.seconds = self._clock() - started
+        return output
+
+    def warm_up(self) -> None:
+        """Run prompts and decode steps once, so that kernels are built and the step budget is fitted."""
+        prompt = [1 + i % (self._model.config.vocab_size - 1) for i in range(min(256, self.max_context_tokens - 16))]
+        for round_ in range(2):
+            for lane in range(2):
+                params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+                self.submit(Submit(f"warm-up-{round_}-{lane}", prompt[lane:], params, salt=bytes([round_])))
+            while self.has_work:
+                self.step()
+        self._pool.clear()
+        self._pool.take_events()
+
+    @torch.inference_mode()
+    def _advance(self, schedule: Schedule, output: StepOutput) -> None:
+        started = self._clock()
+        chunks = schedule.chunks
+        hidden_RE = self._model.decoder.forward([self._chunk(chunk) for chunk in chunks], self._cache)
+        sampling = self._take_prompt_logprobs(chunks, hidden_RE)
+        sampled: dict[Sequence, int] = {}
+        logprobs: list[Logprob | None] = []
+        samplers = [chunk for chunk in chunks if chunk.samples]
+        if samplers:
+            rows = [self._row(chunk.sequence) for chunk in samplers]
+            drawn = sample(self._model.decoder.logits(hidden_RE[sampling]), build_plan(rows))
+            logprobs = drawn.logprobs
+            for chunk, row, token_id in zip(samplers, rows, drawn.token_ids, strict=True):
+                sampled[chunk.sequence] = token_id
+                row.observe(token_id)
+        firsts = {chunk.sequence for chunk in samplers if not chunk.sequence.output_ids}
+        self._scheduler.complete(schedule, sampled)
+        self._account(schedule, output, self._clock() - started)
+        for (sequence, token_id), logprob in zip(sampled.items(), logprobs, strict=True):
+            output.deltas.append(self._delta(sequence, token_id, logprob, sequence in firsts))
+
+    def _chunk(self, chunk: ScheduledChunk) -> Chunk:
+        wants_prompt = self._wants_prompt_logprobs(chunk)
+        rows = "all" if wants_prompt else "last" if chunk.samples else "none"
+        return Chunk(chunk.token_ids, chunk.start, chunk.sequence.block_table, rows)
+
+    def _wants_prompt_logprobs(self, chunk: ScheduledChunk) -> bool:
+        """A preempted sequence recomputes its prompt, but its log-probabilities are taken only once."""
+        known = self._requests[chunk.sequence.request_id].prompt_logprobs
+        return known is not None and chunk.sequence.index == 0 and max(len(known) - 1, 0) <= chunk.start
+
+    def _take_prompt_logprobs(self, chunks: list[ScheduledChunk], hidden_RE: torch.Tensor) -> list[int]:
+        """Note the prompt log-probabilities of this step; returns the rows from which to sample."""
+        sampling: list[int] = []
+        row = 0
+        for chunk in chunks:
+            if self._wants_prompt_logprobs(chunk):
+                self._note_prompt(chunk, hidden_RE[row : row + chunk.num_tokens])
+                row += chunk.num_tokens
+            elif chunk.samples:
+                row += 1
+            if chunk.samples:
+                sampling.append(row - 1)
+        return sampling
+
+    def _note_prompt(self, chunk: ScheduledChunk, hidden_TE: torch.Tensor) -> None:
+        """The row at position p predicts the prompt token at p + 1; the first token has no predecessor."""
+        sequence = chunk.sequence
+        known = self._requests[sequence.request_id].prompt_logprobs
+        num_top = sequence.params.num_prompt_logprobs
+        assert known is not None
+        assert num_top is not None
+        if chunk.start == 0:
+            known.append(Logprob(sequence.prompt_ids[0], None, []))
+        targets = sequence.prompt_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
+        for first in range(0, len(targets), LOGITS_SLICE_ROWS):
+            part = targets[first : first + LOGITS_SLICE_ROWS]
+            logits_TV = self._model.decoder.logits(hidden_TE[first : first + len(part)])
+            known += prompt_logprobs(logits_TV, part, num_top)
+
+    def _row(self, sequence: Sequence) -> RowState:
+        return self._requests[sequence.request_id].rows[sequence.index]
+
+    def _account(self, schedule: Schedule, output: StepOutput, seconds: float) -> None:
+        context_tokens = 0
+        for chunk in schedule.chunks:
+            if chunk.is_decode:
+                output.num_decodes += 1
+            else:
+                output.num_prefill_tokens += chunk.num_tokens
+            context_tokens += chunk.start + chunk.num_tokens
+        output.num_cached_tokens = schedule.num_cached_tokens
+        self._budget.observe(output.num_decodes, output.num_prefill_tokens, context_tokens, seconds)
+
+    def _delta(self, sequence: Sequence, token_id: int, logprob: Logprob | None, is_first: bool) -> Delta:
+        delta = Delta(sequence.request_id, sequence.index, [token_id])
+        if logprob is not None:
+            delta.logprobs = [logprob]
+        request = self._requests[sequence.request_id]
+        if is_first:
+            delta.num_cached_tokens = sequence.num_cached_tokens
+            delta.queue_s = sequence.queue_s
+            if sequence.index == 0:
+                delta.prompt_logprobs = request.prompt_logprobs
+        delta.finish = sequence.finish_reason_for(token_id, self.card.eos_ids, self.max_context_tokens)
+        if delta.finish is not None:
+            self._end(request, sequence, delta.finish)
+        return delta
+
+    def _end(self, request: Request, sequence: Sequence, reason: str) -> None:
+        self._scheduler.finish(sequence, reason)
+        del request.sequences[sequence.index]
+        if not request.sequences:
+            del self._requests[sequence.request_id]
+            self._pending.finished_ids.append(sequence.request_id)
+
+    def _fail(self, schedule: Schedule, output: StepOutput, error: Exception) -> None:
+        """End every request that was in the step; blocks they had published stay out of the cache."""
+        output.has_failed = True
+        message = f"the engine failed in this step: {error}"
+        for request_id in {chunk.sequence.request_id for chunk in schedule.chunks}:
+            request = self._requests.get(request_id)
+            for sequence in list(request.sequences.values()) if request else []:
+                output.deltas.append(
+                    Delta(request_id, sequence.index, [], finish="error", error=message)
+                )
+                self._end(request, sequence, "error")
+
+    def _refuse(self, request_id: str, n: int, message: str) -> None:
+        for index in range(n):
+            self._pending.deltas.append(Delta(request_id, index, [], finish="error", error=message))
+        self._pending.finished_ids.append(request_id)
