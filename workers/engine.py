@@ -19,12 +19,11 @@ import torch
 from kvcache.events import KvEvent
 from kvcache.hashing import BlockHasher
 from kvcache.pool import BlockPool
-from workers.admission import Admission
 from workers.budget import StepBudget
 from workers.config import EngineConfig
 from workers.errors import HeadraceError
 from workers.load.model import LoadedModel
-from workers.model.batch import Chunk
+from workers.model.batch import Chunk, Rows
 from workers.model.cache import KvCache
 from workers.sampling.params import SamplingParams
 from workers.sampling.plan import RowState, build_plan
@@ -83,19 +82,24 @@ class Engine:
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
         self._model = model
         self._clock = clock
-        self.max_context_tokens = min(
-            model.config.max_context_tokens, config.max_context_tokens or model.config.max_context_tokens
+        decoder = model.decoder
+        self._cache = KvCache.sized(
+            model.config, config.kv_memory_bytes, config.block_tokens, decoder.dtype, decoder.device
         )
-        self._cache = KvCache.sized(model.config, config.kv_memory_bytes, config.block_tokens, model.dtype)
         self._pool = BlockPool(self._cache.num_blocks)
+        self.max_context_tokens = min(
+            model.config.max_context_tokens,
+            config.max_context_tokens or model.config.max_context_tokens,
+            self._pool.num_blocks * config.block_tokens,
+        )
         self._budget = StepBudget(config.target_step_s, config.block_tokens, config.max_step_tokens)
         self._scheduler = Scheduler(
             self._pool,
             BlockHasher(hash_key),
-            config,
-            self.max_context_tokens,
             self._budget,
-            Admission(),
+            block_tokens=config.block_tokens,
+            max_sequences=config.max_sequences,
+            max_context_tokens=self.max_context_tokens,
         )
         self._requests: dict[str, Request] = {}
         self._pending = StepOutput(self.load)
@@ -110,7 +114,15 @@ class Engine:
 
     @property
     def load(self) -> Load:
-        return self._scheduler.load()
+        scheduler, pool = self._scheduler, self._pool
+        return Load(
+            scheduler.num_running,
+            scheduler.num_waiting,
+            pool.num_free,
+            pool.num_cached,
+            pool.num_used,
+            scheduler.num_waiting_tokens,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -195,25 +207,34 @@ class Engine:
         chunks = schedule.chunks
         hidden_RE = self._model.decoder.forward([self._chunk(chunk) for chunk in chunks], self._cache)
         sampling = self._take_prompt_logprobs(chunks, hidden_RE)
-        sampled: dict[Sequence, int] = {}
-        logprobs: list[Logprob | None] = []
-        samplers = [chunk for chunk in chunks if chunk.samples]
-        if samplers:
-            rows = [self._row(chunk.sequence) for chunk in samplers]
-            drawn = sample(self._model.decoder.logits(hidden_RE[sampling]), build_plan(rows))
-            logprobs = drawn.logprobs
-            for chunk, row, token_id in zip(samplers, rows, drawn.token_ids, strict=True):
-                sampled[chunk.sequence] = token_id
-                row.observe(token_id)
-        firsts = {chunk.sequence for chunk in samplers if not chunk.sequence.output_ids}
-        self._scheduler.complete(schedule, sampled)
+        samplers = [chunk.sequence for chunk in chunks if chunk.samples]
+        firsts = {sequence for sequence in samplers if not sequence.num_output_tokens}
+        sampled = self._sample(samplers, hidden_RE[sampling], output)
+        self._scheduler.complete(schedule, {sequence: token_id for sequence, (token_id, _) in sampled.items()})
         self._account(schedule, output, self._clock() - started)
-        for (sequence, token_id), logprob in zip(sampled.items(), logprobs, strict=True):
+        for sequence, (token_id, logprob) in sampled.items():
             output.deltas.append(self._delta(sequence, token_id, logprob, sequence in firsts))
+
+    def _sample(
+        self, sequences: list[Sequence], hidden_RE: torch.Tensor, output: StepOutput
+    ) -> dict[Sequence, tuple[int, Logprob | None]]:
+        """The next token of each sequence; one whose logits are not numbers ends here with an error."""
+        if not sequences:
+            return {}
+        rows = [self._row(sequence) for sequence in sequences]
+        drawn = sample(self._model.decoder.logits(hidden_RE), build_plan(rows))
+        sampled: dict[Sequence, tuple[int, Logprob | None]] = {}
+        for place, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
+            if place in drawn.broken_rows:
+                self._end_with_error(sequence, "the model's logits for it are not finite numbers", output)
+            else:
+                row.observe(drawn.token_ids[place])
+                sampled[sequence] = drawn.token_ids[place], drawn.logprobs[place]
+        return sampled
 
     def _chunk(self, chunk: ScheduledChunk) -> Chunk:
         wants_prompt = self._wants_prompt_logprobs(chunk)
-        rows = "all" if wants_prompt else "last" if chunk.samples else "none"
+        rows: Rows = "all" if wants_prompt else "last" if chunk.samples else "none"
         return Chunk(chunk.token_ids, chunk.start, chunk.sequence.block_table, rows)
 
     def _wants_prompt_logprobs(self, chunk: ScheduledChunk) -> bool:
@@ -243,8 +264,9 @@ class Engine:
         assert known is not None
         assert num_top is not None
         if chunk.start == 0:
-            known.append(Logprob(sequence.prompt_ids[0], None, []))
-        targets = sequence.prompt_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
+            known.append(Logprob(sequence.token_ids[0], None, []))
+        last = min(chunk.start + chunk.num_tokens + 1, sequence.num_prompt_tokens)
+        targets = sequence.token_ids[chunk.start + 1 : last]
         for first in range(0, len(targets), LOGITS_SLICE_ROWS):
             part = targets[first : first + LOGITS_SLICE_ROWS]
             logits_TV = self._model.decoder.logits(hidden_TE[first : first + len(part)])
@@ -260,7 +282,7 @@ class Engine:
                 output.num_decodes += 1
             else:
                 output.num_prefill_tokens += chunk.num_tokens
-            context_tokens += chunk.start + chunk.num_tokens
+            context_tokens += chunk.context_tokens
         output.num_cached_tokens = schedule.num_cached_tokens
         self._budget.observe(output.num_decodes, output.num_prefill_tokens, context_tokens, seconds)
 
@@ -289,14 +311,15 @@ class Engine:
     def _fail(self, schedule: Schedule, output: StepOutput, error: Exception) -> None:
         """End every request that was in the step; blocks they had published stay out of the cache."""
         output.has_failed = True
-        message = f"the engine failed in this step: {error}"
         for request_id in {chunk.sequence.request_id for chunk in schedule.chunks}:
             request = self._requests.get(request_id)
             for sequence in list(request.sequences.values()) if request else []:
-                output.deltas.append(
-                    Delta(request_id, sequence.index, [], finish="error", error=message)
-                )
-                self._end(request, sequence, "error")
+                self._end_with_error(sequence, str(error), output)
+
+    def _end_with_error(self, sequence: Sequence, reason: str, output: StepOutput) -> None:
+        message = f"the engine failed on this request: {reason}"
+        output.deltas.append(Delta(sequence.request_id, sequence.index, [], finish="error", error=message))
+        self._end(self._requests[sequence.request_id], sequence, "error")
 
     def _refuse(self, request_id: str, n: int, message: str) -> None:
         for index in range(n):

@@ -102,7 +102,7 @@ class Worker:
 
 @asynccontextmanager
 async def worker(model: LoadedModel) -> AsyncIterator[Worker]:
-    engine = Engine(model, EngineConfig(kv_memory_bytes=32 << 20), hash_key=b"key")
+    engine = Engine(model, EngineConfig(kv_memory_bytes=64 << 20), hash_key=b"key")
     events = asyncio.get_running_loop()
     loop = EngineLoop(
         engine,

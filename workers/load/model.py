@@ -1,0 +1,65 @@
+"""Loading a model: from the `source` of the configuration to a decoder that is ready to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from workers.config import Weights
+from workers.errors import ConfigError
+from workers.load.assembly import assemble
+from workers.load.card import describe
+from workers.load.checkpoint import Checkpoint
+from workers.load.directory import DirectoryCheckpoint
+from workers.load.gguf import GgufCheckpoint
+from workers.load.sources import resolve
+from workers.model.config import ModelConfig
+from workers.model.decoder import Decoder
+from workers.model.linear import can_compute_bf16
+from workers.wire import ModelCard
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder and what routers are told of it."""
+
+    decoder: Decoder
+    card: ModelCard
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.decoder.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+
+def load_model(source: str, weights: Weights, *, name: str, device: str = "cpu") -> LoadedModel:
+    """Load the model that clients call `name`. `device` is "cpu", "cuda" or "auto".
+
+    Raises ConfigError if the source, a format in it or the device is not to be had.
+    """
+    target = _device(device)
+    path = resolve(source)
+    checkpoint: Checkpoint = GgufCheckpoint(path) if path.suffix == ".gguf" else DirectoryCheckpoint(path)
+    card = describe(checkpoint, name, created=int(path.stat().st_mtime))
+    return LoadedModel(assemble(checkpoint, _dtype(weights, target), target), card)
+
+
+def _device(device: str) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if device == "auto":
+        return torch.device("cuda" if has_cuda else "cpu")
+    if device == "cuda" and not has_cuda:
+        raise ConfigError("device is cuda, but torch finds no CUDA device here; use device: cpu or auto")
+    return torch.device(device)
+
+
+def _dtype(weights: Weights, device: torch.device) -> torch.dtype:
+    if weights != "auto":
+        return _DTYPES[weights]
+    return torch.bfloat16 if can_compute_bf16(device) else torch.float32

@@ -1,0 +1,46 @@
+"""The KV cache's memory: per layer one tensor of blocks, of which the block pool hands out the numbers.
+
+Shapes: H key/value heads, N blocks, S tokens of a block, D head dimension; index 0 is keys, 1 is values.
+A block's tokens of one head lie together, so gathering a sequence copies runs of S·D elements.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workers.errors import ConfigError
+from workers.model.config import ModelConfig
+
+MIN_BLOCKS = 3  # the null block and two to work with
+
+
+class KvCache:
+    """`layers[i]` is the cache of layer i, [2, H, N, S, D]; block 0 is the null block."""
+
+    def __init__(self, layers: list[torch.Tensor], block_tokens: int) -> None:
+        self.layers = layers
+        self.block_tokens = block_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks including the null block."""
+        return int(self.layers[0].shape[2])
+
+    @classmethod
+    def sized(
+        cls, config: ModelConfig, memory_bytes: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> KvCache:
+        """As many blocks as fit into `memory_bytes`. Raises ConfigError if that is next to none."""
+        block_bytes = (
+            2 * config.num_layers * config.num_kv_heads * block_tokens * config.head_dim * dtype.itemsize
+        )
+        num_blocks = memory_bytes // block_bytes
+        if num_blocks < MIN_BLOCKS:
+            raise ConfigError(
+                f"kv.memory of {memory_bytes} bytes holds {num_blocks} blocks of {block_tokens} tokens "
+                f"({block_bytes} bytes each), but at least {MIN_BLOCKS} are needed; "
+                f"give it {MIN_BLOCKS * block_bytes} bytes or more"
+            )
+        shape = (2, config.num_kv_heads, num_blocks, block_tokens, config.head_dim)
+        layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        return cls(layers, block_tokens)
