@@ -192,7 +192,7 @@ def _mass(probs_BV: torch.Tensor, values_BK: torch.Tensor, drawn: list[Filters])
 def _pick(weights_BK: torch.Tensor, drawn: list[Filters]) -> list[int]:
     """The first place at which the cumulative weight passes the row's uniform share of the total."""
     cumulative_BK = weights_BK.cumsum(dim=-1)
-    total_B1 = cumulative_BK[:, -1:]
+    total_B1 = cumulative_BK[:, -1:].contiguous()
     target_B1 = _column(weights_BK, [filters.uniform for filters in drawn]) * total_B1
     picked_B1 = torch.searchsorted(cumulative_BK, target_B1, right=True)
     # Rounding may put the target at the very total: the last place that has any weight is meant then.
