@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from cluster.membership import WorkerEndpoint
 from router.link import WorkerLink
 from router.placement import WorkerLoad
+from workers.config import Endpoint
 from workers.errors import HeadraceError
 from workers.wire import SILENCE_S, ProtocolError, Step
 
@@ -28,7 +28,7 @@ class Member:
 
     def __init__(
         self,
-        endpoint: WorkerEndpoint,
+        endpoint: Endpoint,
         router_id: str,
         secret: bytes,
         learn: Callable[[WorkerLink], Awaitable[None]],

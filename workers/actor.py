@@ -52,7 +52,9 @@ class WorkerActor:
         self._server = WireServer(self._hello(engine), engine.card, config.secret, self._loop.call)
         port = await self._server.start(config.host)
         self._loop.start()
-        return Endpoint(config.worker_id, config.epoch, self._incarnation, config.host, port, os.getpid())
+        return Endpoint(
+            config.worker_id, config.model, config.epoch, self._incarnation, config.host, port, os.getpid()
+        )
 
     async def join(self) -> None:
         """Return when the worker was told to stop; a worker that dies makes this call fail instead."""
@@ -84,7 +86,7 @@ class WorkerActor:
 
     def _build_engine(self) -> Engine:
         config = self._config
-        model = load_model(config.source, config.engine.weights, name=config.model)
+        model = load_model(config.source, config.engine.weights, name=config.model, device=config.engine.device)
         # Workers of one cluster share the key, so that equal prefixes have equal hashes everywhere.
         hash_key = hmac.digest(config.secret, b"headrace-kv-hash", hashlib.sha256)
         engine = Engine(model, config.engine, hash_key)

@@ -10,6 +10,7 @@ from typing import Literal
 
 Weights = Literal["auto", "bf16", "fp32"]
 Role = Literal["unified", "prefill", "decode"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,12 @@ class EngineConfig:
     """Limits of one engine. `threads` 0 means all cores of this host."""
 
     weights: Weights = "auto"
+    device: Device = "cpu"
     kv_memory_bytes: int = 1 << 30
     block_tokens: int = 16
     max_context_tokens: int | None = None  # None: the model's own
     max_sequences: int = 64
-    max_step_tokens: int = 1024
+    max_step_tokens: int = 512
     target_step_s: float = 0.05
     threads: int = 0
 
@@ -49,6 +51,7 @@ class Endpoint:
     """Where a started worker listens; `incarnation` differs for every process that ever ran."""
 
     worker_id: str
+    model: str
     epoch: int
     incarnation: str
     host: str

@@ -21,7 +21,7 @@ from kvcache.hashing import BlockHasher
 from kvcache.pool import BlockPool
 from workers.budget import StepBudget
 from workers.config import EngineConfig
-from workers.errors import HeadraceError
+from workers.errors import EngineFault, HeadraceError
 from workers.load.model import LoadedModel
 from workers.model.batch import Chunk, Rows
 from workers.model.cache import KvCache
@@ -150,7 +150,7 @@ class Engine:
         except HeadraceError as error:
             for sequence in request.sequences.values():
                 self._scheduler.finish(sequence, "error")
-            self._refuse(submit.request_id, params.n, error.message)
+            self._refuse(submit.request_id, params.n, error)
             return
         self._requests[submit.request_id] = request
 
@@ -318,10 +318,13 @@ class Engine:
 
     def _end_with_error(self, sequence: Sequence, reason: str, output: StepOutput) -> None:
         message = f"the engine failed on this request: {reason}"
-        output.deltas.append(Delta(sequence.request_id, sequence.index, [], finish="error", error=message))
+        output.deltas.append(_failure(sequence.request_id, sequence.index, EngineFault(message)))
         self._end(self._requests[sequence.request_id], sequence, "error")
 
-    def _refuse(self, request_id: str, n: int, message: str) -> None:
-        for index in range(n):
-            self._pending.deltas.append(Delta(request_id, index, [], finish="error", error=message))
+    def _refuse(self, request_id: str, n: int, error: HeadraceError) -> None:
+        self._pending.deltas += [_failure(request_id, index, error) for index in range(n)]
         self._pending.finished_ids.append(request_id)
+
+
+def _failure(request_id: str, index: int, error: HeadraceError) -> Delta:
+    return Delta(request_id, index, [], finish="error", error=error.message, error_code=error.code)

@@ -101,3 +101,13 @@ class NoWorker(HeadraceError):
     status = 503
     type = "service_unavailable"
     code = "no_worker"
+
+
+_BY_CODE = {
+    leaf.code: leaf for leaf in (ContextTooLong, TemplateError, Overloaded, EngineFault, WorkerLost, NoWorker)
+}
+
+
+def error_of(code: str | None, message: str) -> HeadraceError:
+    """The error that a worker told by its code; one that is not known is the engine's fault."""
+    return _BY_CODE.get(code, EngineFault)(message)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from kvcache.events import KvEvent
 from workers.engine import Engine, StepOutput
+from workers.errors import EngineFault, HeadraceError, NoWorker
 from workers.loop import Command
 from workers.wire import (
     HEARTBEAT_S,
@@ -195,17 +196,22 @@ class WireServer:
                 raise ProtocolError(f"unexpected {type(message).__name__} on an attached link")
 
     def _submit(self, link: RouterLink, submit: Submit) -> None:
-        if self._is_draining or submit.request_id in self._owners:
-            reason = "the worker is draining" if self._is_draining else "the request id is already in use"
-            refused = [
-                Delta(submit.request_id, index, [], finish="error", error=reason)
-                for index in range(submit.params.n)
-            ]
-            link.send(self._step(refused, []))
+        if self._is_draining:
+            self._refuse(link, submit, NoWorker("the worker is draining; send the request again"))
+            return
+        if submit.request_id in self._owners:
+            self._refuse(link, submit, EngineFault("the request id is already in use"))
             return
         self._owners[submit.request_id] = link
         link.request_ids.add(submit.request_id)
         self._call(lambda engine: engine.submit(submit))
+
+    def _refuse(self, link: RouterLink, submit: Submit, error: HeadraceError) -> None:
+        refused = [
+            Delta(submit.request_id, index, [], finish="error", error=error.message, error_code=error.code)
+            for index in range(submit.params.n)
+        ]
+        link.send(self._step(refused, []))
 
     def _send_snapshot(self, link: RouterLink) -> None:
         loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from router.api.logprobs import LogprobLedger, TokenLogprob
 from router.api.prepared import Prepared, Prompt
 from router.text.stop import StopMatcher
 from router.text.tokenizer import ModelText
-from workers.errors import EngineFault, WorkerLost
+from workers.errors import WorkerLost, error_of
 from workers.wire import Delta, Logprob
 
 
@@ -107,13 +107,13 @@ class Choice:
     def feed(self, delta: Delta) -> Piece:
         """What this delta lets the client see.
 
-        Raises EngineFault when the worker failed the sequence, WorkerLost when it gave it up.
+        Raises the error that the worker told when it failed the sequence, WorkerLost when it gave it up.
         """
         if self.finish is not None:
             return _NOTHING
         if delta.finish == "error":
             self.finish = "error"
-            raise EngineFault(delta.error or "the worker failed this request")
+            raise error_of(delta.error_code, delta.error or "the worker failed this request")
         if delta.finish == "cancelled":
             self.finish = "cancelled"
             raise WorkerLost("the worker gave this request up before it was finished; send it again")

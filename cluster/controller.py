@@ -1,0 +1,191 @@
+"""The controller: a named actor that starts the workers, watches them and starts them again.
+
+It alone decides who is a member; routers follow by long poll. No request and no token passes through it,
+so that while it is away everything that runs goes on running. A worker's successor is started only after
+its predecessor was killed, and with a higher epoch, so that two of them never answer as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from cluster.membership import Membership
+from cluster.supervisor import Slot, State
+from workers.actor import WorkerActor
+from workers.config import Endpoint, WorkerConfig
+from workers.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+NAME, NAMESPACE = "headrace-controller", "headrace"
+START_S = 600.0  # a large model is read from a slow disk
+POLL_S = 10.0  # a long poll is answered after this long at the latest
+PING_S = 1.0
+PING_DEADLINE_S = 15.0
+FRESH_S = 0.5  # how long a scrape waits for workers to tell their newest numbers
+STOP_S = 1.5
+EXPOSITION_AGE_S = 10.0  # what a router pushed counts for this long
+
+
+class Worker:
+    """One place, its present incarnation and what that told last."""
+
+    def __init__(self, config: WorkerConfig, first_epoch: int) -> None:
+        self.config = config
+        self.slot = Slot(config.worker_id, first_epoch, random.Random())
+        self.actor: Any = None
+        self.endpoint: Endpoint | None = None
+        self.exposition = ""
+
+    async def start(self, epoch: int) -> None:
+        """Start an incarnation and wait until it listens. Raises what the worker raises."""
+        threads = str(self.config.engine.threads)
+        num_gpus = 1 if self.config.engine.device == "cuda" else 0
+        self.actor = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=0,
+                num_gpus=num_gpus,
+                max_restarts=0,
+                # Ray sets one thread for an actor without CPUs unless told so; idle threads must not spin.
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}},
+            )
+            .remote(dataclasses.replace(self.config, epoch=epoch))
+        )
+        self.endpoint = await asyncio.wait_for(self.actor.start.remote(), START_S)
+
+    async def ping(self) -> None:
+        """Ask for its numbers. Raises if its engine is stuck or it does not answer."""
+        self.exposition = await asyncio.wait_for(self.actor.ping.remote(), PING_DEADLINE_S)
+
+    def kill(self) -> None:
+        """End the incarnation, whatever it is doing. Killing twice is harmless."""
+        actor, self.actor, self.endpoint, self.exposition = self.actor, None, None, ""
+        if actor is not None:
+            with contextlib.suppress(Exception):  # it may be dead already
+                ray.kill(actor, no_restart=True)
+
+
+class Controller:
+    """Remote methods: `membership`, `status`, `expositions`, `push_exposition`, `stop`."""
+
+    def __init__(self, configs: Sequence[WorkerConfig]) -> None:
+        # Epochs grow with the clock, so that they do so even over a restart of this very actor.
+        first_epoch = int(time.time())
+        self._workers = {config.worker_id: Worker(config, first_epoch) for config in configs}
+        self._version = first_epoch << 20
+        self._changed = asyncio.Condition()
+        self._pushed: dict[str, tuple[float, str]] = {}
+        self._keepers = [asyncio.ensure_future(self._keep(worker)) for worker in self._workers.values()]
+
+    async def membership(self, version: int) -> Membership:
+        """The membership as soon as it is not `version` any more, or after POLL_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S), self._changed:
+                await self._changed.wait_for(lambda: self._version != version)
+        return Membership(
+            self._version,
+            tuple(worker.endpoint for worker in self._ready if worker.endpoint is not None),
+        )
+
+    async def status(self) -> list[dict[str, Any]]:
+        """Every worker's place, for people."""
+        return [
+            {
+                "worker_id": worker.config.worker_id,
+                "model": worker.config.model,
+                "role": worker.config.role,
+                "state": worker.slot.state.value,
+                "epoch": worker.slot.epoch,
+                "pid": worker.endpoint.pid if worker.endpoint else None,
+                "losses": worker.slot.num_losses,
+                "reason": worker.slot.reason,
+            }
+            for worker in self._workers.values()
+        ]
+
+    async def expositions(self) -> list[str]:
+        """The Prometheus texts of all workers, as new as they can be had quickly, and of the routers."""
+        pings = [asyncio.ensure_future(worker.ping()) for worker in self._ready]
+        if pings:
+            await asyncio.wait(pings, timeout=FRESH_S)
+        for ping in pings:
+            ping.add_done_callback(lambda done: done.cancelled() or done.exception())  # the keeper deals with it
+        horizon = time.monotonic() - EXPOSITION_AGE_S
+        self._pushed = {name: entry for name, entry in self._pushed.items() if entry[0] > horizon}
+        return [worker.exposition for worker in self._ready] + [text for _, text in self._pushed.values()]
+
+    async def push_exposition(self, replica: str, text: str) -> None:
+        """A router replica's Prometheus text."""
+        self._pushed[replica] = time.monotonic(), text
+
+    async def stop(self) -> None:
+        """Stop every worker, politely for STOP_S, then at once. Stopping twice is harmless."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        now = time.monotonic()
+        stopping = []
+        for worker in self._workers.values():
+            worker.slot.stop(now)
+            if worker.actor is not None:
+                stopping.append(asyncio.ensure_future(worker.actor.stop.remote()))
+        if stopping:
+            await asyncio.wait(stopping, timeout=STOP_S)
+        for worker in self._workers.values():
+            worker.kill()
+        await self._announce()
+
+    @property
+    def _ready(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.slot.state is State.READY]
+
+    async def _keep(self, worker: Worker) -> None:
+        """Have an incarnation of this worker run, for ever."""
+        slot = worker.slot
+        while True:
+            epoch = slot.start(time.monotonic())
+            try:
+                await worker.start(epoch)
+                slot.ready(time.monotonic())
+                logger.info("worker %s is ready, epoch %d", slot.worker_id, epoch)
+                await self._announce()
+                await self._watch(worker)
+                reason = "it ended"
+            except Exception as error:
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                if isinstance(cause, ConfigError):
+                    slot.refuse(time.monotonic(), cause.message)
+                    worker.kill()
+                    return
+                reason = " ".join(str(cause).split())[:500] or type(cause).__name__
+            worker.kill()
+            delay_s = slot.lost(time.monotonic(), reason)
+            logger.warning("worker %s was lost, starting it again in %.1f s: %s", slot.worker_id, delay_s, reason)
+            await self._announce()
+            await asyncio.sleep(delay_s)
+
+    async def _watch(self, worker: Worker) -> None:
+        """Return when the incarnation ends; raise when it dies or its engine is stuck."""
+        end = asyncio.ensure_future(worker.actor.join.remote())
+        try:
+            while not end.done():
+                await worker.ping()
+                await asyncio.wait([end], timeout=PING_S)
+            await end
+        finally:
+            end.cancel()
+
+    async def _announce(self) -> None:
+        async with self._changed:
+            self._version += 1
+            self._changed.notify_all()
