@@ -114,8 +114,12 @@ class Controller:
             for worker in self._workers.values()
         ]
 
-    async def expositions(self) -> list[str]:
-        """The Prometheus texts of all workers, as new as they can be had quickly, and of the routers."""
+    async def expositions(self, replica: str, text: str) -> list[str]:
+        """The Prometheus texts of all workers, as new as they can be had quickly, and of all routers.
+
+        The router that asks brings its own; so whichever is asked, no counter ever goes back.
+        """
+        await self.push_exposition(replica, text)
         pings = [asyncio.ensure_future(worker.ping()) for worker in self._ready]
         if pings:
             await asyncio.wait(pings, timeout=FRESH_S)

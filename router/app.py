@@ -104,10 +104,10 @@ class Router:
 
     @api.get("/metrics")
     async def metrics(self) -> Response:
-        """Everything there is to scrape: this replica's own, then what the controller has of the others."""
+        """Everything there is to scrape, of all routers and workers; with the controller away, one's own."""
         texts = [self._metrics.exposition()]
-        with contextlib.suppress(Exception):  # with the controller away, one's own are better than none
-            texts += await self._control.expositions()
+        with contextlib.suppress(NoWorker):
+            texts = await self._control.expositions(self._replica, texts[0])
         return Response(exposition.merge(texts), media_type=exposition.CONTENT_TYPE)
 
     async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
@@ -137,6 +137,6 @@ class Router:
     async def _push(self) -> None:
         """Tell the controller this replica's numbers, so that any replica can be asked for all of them."""
         while True:
-            with contextlib.suppress(Exception):  # the controller is away; the next push will do
+            with contextlib.suppress(NoWorker):  # the controller is away; the next push will do
                 await self._control.push(self._replica, self._metrics.exposition())
             await asyncio.sleep(PUSH_S)

@@ -28,8 +28,8 @@ class Control:
     async def status(self) -> list[dict[str, Any]]:
         return await self._call("status")  # type: ignore[no-any-return]
 
-    async def expositions(self) -> list[str]:
-        return await self._call("expositions")  # type: ignore[no-any-return]
+    async def expositions(self, replica: str, text: str) -> list[str]:
+        return await self._call("expositions", replica, text)  # type: ignore[no-any-return]
 
     async def push(self, replica: str, text: str) -> None:
         await self._call("push_exposition", replica, text)

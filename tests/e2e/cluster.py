@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 START_S = 120.0
 
@@ -58,6 +59,11 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def total(samples: list[Sample], name: str, **labels: str) -> float:
+    """The sum over the samples called `name` whose labels include `labels`."""
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 class Cluster:
@@ -119,21 +125,22 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         return json.loads(self.get("/status"))  # type: ignore[no-any-return]
 
+    def samples(self) -> list[Sample]:
+        """All samples of one scrape."""
+        families = text_string_to_metric_families(self.get("/metrics"))
+        return [sample for family in families for sample in family.samples]
+
     def metrics(self, name: str, **labels: str) -> float:
         """The sum over all samples called `name` whose labels include `labels`."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self.get("/metrics"))
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return total(self.samples(), name, **labels)
 
     def is_idle(self) -> bool:
         """Whether the engines' own counters say that nothing runs, waits or holds a block."""
+        samples = self.samples()
         return (
-            self.metrics("headrace_worker_running_sequences") == 0
-            and self.metrics("headrace_worker_waiting_sequences") == 0
-            and self.metrics("headrace_worker_kv_blocks", state="used") == 0
+            total(samples, "headrace_worker_running_sequences") == 0
+            and total(samples, "headrace_worker_waiting_sequences") == 0
+            and total(samples, "headrace_worker_kv_blocks", state="used") == 0
         )
 
     def wait_idle(self, timeout_s: float = 5.0) -> None:

@@ -17,7 +17,7 @@ models:
     pools:
       - role: unified
         replicas: 2
-        kv: {memory: 64MiB}
+        kv: {memory: 256MiB}
 router:
   replicas: 2
   limits: {body: 256KiB}

@@ -6,21 +6,23 @@ import time
 
 from openai import OpenAI
 
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import Cluster, total, wait_for
 
 MODEL = "smollm2-135m"
 NAMES = ("ttft", "itl", "e2e")
 
 
 def counts(cluster: Cluster) -> dict[str, float]:
+    """What one scrape says: a router's numbers belong together in it."""
+    samples = cluster.samples()
     histograms = {
-        f"{name}_{part}": cluster.metrics(f"headrace_{name}_seconds_{part}")
+        f"{name}_{part}": total(samples, f"headrace_{name}_seconds_{part}")
         for name in NAMES
         for part in ("sum", "count")
     }
     return histograms | {
-        "prompt": cluster.metrics("headrace_prompt_tokens_total"),
-        "generated": cluster.metrics("headrace_generated_tokens_total"),
+        "prompt": total(samples, "headrace_prompt_tokens_total"),
+        "generated": total(samples, "headrace_generated_tokens_total"),
     }
 
 
@@ -57,11 +59,11 @@ def test_exported_latencies_and_tokens_are_what_the_client_saw(cluster: Cluster,
         gaps += last - first
         e2e += last - started
 
-    def seen() -> bool:
-        return counts(cluster)["e2e_count"] - before["e2e_count"] == 4
+    def seen() -> dict[str, float] | None:
+        after = {name: value - before[name] for name, value in counts(cluster).items()}
+        return after if after["e2e_count"] == 4 else None
 
-    wait_for(seen, 10, "all four requests to be counted")
-    after = {name: value - before[name] for name, value in counts(cluster).items()}
+    after = wait_for(seen, 10, "all four requests to be counted")
     assert after["generated"] == num_tokens == 128
     assert after["prompt"] == prompt_tokens
     assert after["ttft_count"] == 4
@@ -93,3 +95,15 @@ def test_both_workers_and_both_router_replicas_report(cluster: Cluster, client: 
 def test_health_and_ready_answer(cluster: Cluster) -> None:
     cluster.get("/health")
     cluster.get("/ready")
+
+
+def test_no_counter_ever_goes_back_whichever_replica_is_scraped(cluster: Cluster, client: OpenAI) -> None:
+    last: dict[str, float] = {}
+    for _ in range(12):
+        client.completions.create(model=MODEL, prompt="hello there", max_tokens=1)
+        for sample in cluster.samples():
+            if sample.name.endswith(("_total", "_count", "_sum", "_bucket")):
+                key = f"{sample.name}{sorted(sample.labels.items())}"
+                assert sample.value >= last.get(key, 0.0), key
+                last[key] = sample.value
+    assert last
