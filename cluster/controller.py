@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from cluster.membership import Membership
+from cluster.membership import POLL_S, Membership
 from cluster.supervisor import Slot, State
 from workers.actor import WorkerActor
 from workers.config import Endpoint, WorkerConfig
@@ -27,9 +27,7 @@ from workers.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-NAME, NAMESPACE = "headrace-controller", "headrace"
 START_S = 600.0  # a large model is read from a slow disk
-POLL_S = 10.0  # a long poll is answered after this long at the latest
 PING_S = 1.0
 PING_DEADLINE_S = 15.0
 FRESH_S = 0.5  # how long a scrape waits for workers to tell their newest numbers
@@ -124,7 +122,9 @@ class Controller:
         if pings:
             await asyncio.wait(pings, timeout=FRESH_S)
         for ping in pings:
-            ping.add_done_callback(lambda done: done.cancelled() or done.exception())  # the keeper deals with it
+            ping.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # the keeper deals with it
         horizon = time.monotonic() - EXPOSITION_AGE_S
         self._pushed = {name: entry for name, entry in self._pushed.items() if entry[0] > horizon}
         return [worker.exposition for worker in self._ready] + [text for _, text in self._pushed.values()]
@@ -174,7 +174,9 @@ class Controller:
                 reason = " ".join(str(cause).split())[:500] or type(cause).__name__
             worker.kill()
             delay_s = slot.lost(time.monotonic(), reason)
-            logger.warning("worker %s was lost, starting it again in %.1f s: %s", slot.worker_id, delay_s, reason)
+            logger.warning(
+                "worker %s was lost, starting it again in %.1f s: %s", slot.worker_id, delay_s, reason
+            )
             await self._announce()
             await asyncio.sleep(delay_s)
 

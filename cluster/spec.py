@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.units import Bytes, Seconds
-from workers.config import EngineConfig, WorkerConfig, Weights
+from workers.config import EngineConfig, Weights, WorkerConfig
 from workers.errors import ConfigError
 
 
@@ -28,20 +28,31 @@ class KvSpec(Section):
 
 
 class PoolSpec(Section):
-    role: Literal["unified"] = Field("unified", description="What the pool's workers do: prefill and decode both.")
+    role: Literal["unified"] = Field(
+        "unified", description="What the pool's workers do: prefill and decode both."
+    )
     replicas: int = Field(1, ge=1, le=256, description="Workers in the pool; each holds the whole model.")
-    weights: Weights = Field("auto", description="Precision; auto is bf16 where the hardware computes in it, else fp32.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the workers compute; auto takes a GPU if there is one.")
+    weights: Weights = Field(
+        "auto", description="Precision; auto is bf16 where the hardware computes in it, else fp32."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the workers compute; auto takes a GPU if there is one."
+    )
     kv: KvSpec = Field(default_factory=KvSpec, description="The KV cache.")
     max_context_tokens: int | None = Field(
-        None, ge=16, description="Longest prompt plus output; by default the model's own, or what the KV cache holds."
+        None,
+        ge=16,
+        description="Longest prompt plus output; by default the model's own, or what the KV cache holds.",
     )
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences that a worker runs at once.")
     max_step_tokens: int = Field(512, ge=16, le=65536, description="Most prompt tokens in one engine step.")
     target_step: Seconds = Field(
-        0.05, description="Time that a step with decoding sequences aims at; prompts are cut so that it is kept."
+        0.05,
+        description="Time that a step with decoding sequences aims at; prompts are cut so that it is kept.",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of a worker; 0 shares the machine's cores out evenly.")
+    threads: int = Field(
+        0, ge=0, description="CPU threads of a worker; 0 shares the machine's cores out evenly."
+    )
 
 
 class ModelSpec(Section):
@@ -83,7 +94,9 @@ class ClusterSpec(Section):
 
     def worker_configs(self, secret: bytes, num_cores: int) -> list[WorkerConfig]:
         """One for each worker, with epoch 0. `num_cores` are shared out where threads are not given."""
-        places = [(model, pool) for model in self.models for pool in model.pools for _ in range(pool.replicas)]
+        places = [
+            (model, pool) for model in self.models for pool in model.pools for _ in range(pool.replicas)
+        ]
         share = max(num_cores // len(places), 1)
         return [
             WorkerConfig(
@@ -147,7 +160,9 @@ def _problem(entry: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(
+        "."
+    )
 
 
 def _suggestion(location: tuple[int | str, ...]) -> str:

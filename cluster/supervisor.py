@@ -25,7 +25,7 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-TRANSITIONS = {
+TRANSITIONS: dict[tuple[str, State], State] = {
     ("start", State.IDLE): State.STARTING,
     ("start", State.BACKING_OFF): State.STARTING,
     ("ready", State.STARTING): State.READY,
@@ -104,5 +104,8 @@ class Slot:
                 f"worker {self.worker_id} cannot {event} while {self.state.value}; "
                 f"before: {', '.join(self.story) or 'nothing'}"
             )
-        self.story = [*self.story[1 - _STORY_EVENTS :], f"{event} at {now:.3f} s{': ' if detail else ''}{detail}"]
+        self.story = [
+            *self.story[1 - _STORY_EVENTS :],
+            f"{event} at {now:.3f} s{': ' if detail else ''}{detail}",
+        ]
         self.state = target

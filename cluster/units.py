@@ -59,5 +59,8 @@ Bytes = Annotated[
     int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes), WithJsonSchema({"type": "size"})
 ]
 Seconds = Annotated[
-    float, BeforeValidator(parse_seconds), PlainSerializer(format_seconds), WithJsonSchema({"type": "duration"})
+    float,
+    BeforeValidator(parse_seconds),
+    PlainSerializer(format_seconds),
+    WithJsonSchema({"type": "duration"}),
 ]

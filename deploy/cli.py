@@ -23,7 +23,9 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-SpecFile = Annotated[Path | None, typer.Argument(help="A YAML file; without one, the embedded model is served.")]
+SpecFile = Annotated[
+    Path | None, typer.Argument(help="A YAML file; without one, the embedded model is served.")
+]
 Url = Annotated[str, typer.Option(help="Where the cluster serves.")]
 
 
@@ -38,7 +40,9 @@ def _options(
 def serve(
     spec: SpecFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on, instead of http.host.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on, instead of http.port.", min=1, max=65535)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on, instead of http.port.", min=1, max=65535)
+    ] = None,
 ) -> None:
     """Start a cluster on this machine and serve until Ctrl-C."""
     from deploy.serve import serve as run

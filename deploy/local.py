@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.membership import NAME, NAMESPACE
 from cluster.spec import ClusterSpec
 from deploy import environment, processes
 from workers.errors import ConfigError
@@ -67,7 +68,9 @@ class LocalCluster:
             import ray
 
             if self._controller is not None:
-                _bounded(lambda: ray.get(self._controller.stop.remote(), timeout=STOP_WORKERS_S), STOP_WORKERS_S)
+                _bounded(
+                    lambda: ray.get(self._controller.stop.remote(), timeout=STOP_WORKERS_S), STOP_WORKERS_S
+                )
             _bounded(ray.shutdown, STOP_RAY_S)
             processes.end_all(END_S)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -87,7 +90,7 @@ class LocalCluster:
     def _start_workers(self) -> None:
         import ray
 
-        from cluster.controller import NAME, NAMESPACE, Controller
+        from cluster.controller import Controller
 
         secret = secrets.token_bytes(32)
         configs = self._spec.worker_configs(secret, os.cpu_count() or 1)
@@ -111,13 +114,14 @@ class LocalCluster:
             secret=self._secret,
             max_body_bytes=self._spec.router.limits.body,
         )
+        deployment: Any = Router
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": http.host, "port": http.port},
             logging_config={"log_level": "ERROR", "enable_access_log": False},
         )
         serve.run(
-            Router.options(num_replicas=self._spec.router.replicas).bind(config),
+            deployment.options(num_replicas=self._spec.router.replicas).bind(config),
             name="headrace",
             route_prefix="/",
         )

@@ -24,7 +24,10 @@ is made by `headrace config --markdown`.
 
 def markdown() -> str:
     """The page."""
-    rows = [f"| `{path}` | {type_} | {default} | {text} |" for path, type_, default, text in _rows(ClusterSpec, "")]
+    rows = [
+        f"| `{path}` | {type_} | {default} | {text} |"
+        for path, type_, default, text in _rows(ClusterSpec, "")
+    ]
     return _HEADING + "\n".join(rows) + "\n"
 
 

@@ -98,6 +98,8 @@ def _announce(spec: ClusterSpec, url: str, console: Console) -> None:
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     names = ", ".join(model.name for model in spec.models)
-    console.print(f"\n[bold green]ready[/]  {names} on [bold]{url}/v1[/]   (Ctrl-C stops everything)\n", highlight=False)
+    console.print(
+        f"\n[bold green]ready[/]  {names} on [bold]{url}/v1[/]   (Ctrl-C stops everything)\n", highlight=False
+    )
     command = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
     console.print(command, highlight=False, markup=False, soft_wrap=True)

@@ -129,7 +129,9 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with undefined content, all or none. Raises NoFreeBlocks."""
         if count > self.num_available:
-            raise NoFreeBlocks(f"{count} blocks asked for, {self.num_available} of {self.num_blocks} available")
+            raise NoFreeBlocks(
+                f"{count} blocks asked for, {self.num_available} of {self.num_blocks} available"
+            )
         if count > len(self._free):
             self._evict(count - len(self._free))
         taken = [self._free.pop() for _ in range(count)]
@@ -199,7 +201,9 @@ class BlockPool:
         assert len(free) == len(self._free), "a block is free twice"
         for block in self._blocks[1:]:
             is_listed = block.newer is not None
-            assert (block.num_owners > 0) + (block.id in free) + is_listed == 1, f"block {block.id}: two states"
+            assert (block.num_owners > 0) + (block.id in free) + is_listed == 1, (
+                f"block {block.id}: two states"
+            )
             assert not (block.id in free and block.hash is not None), f"block {block.id}: free but indexed"
             assert not is_listed or block.hash is not None, f"block {block.id}: cached without a hash"
             assert block.hash is None or self._index.get(block.hash) is block, f"block {block.id}: lost"

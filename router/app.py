@@ -52,7 +52,7 @@ api.add_exception_handler(HTTPException, no_route)
 class Router:
     """One replica."""
 
-    async def __init__(self, config: RouterConfig) -> None:
+    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._control = Control()
@@ -92,14 +92,18 @@ class Router:
         """A worker has answered within the heartbeat."""
         if self._fleet.is_ready:
             return json_response(b'{"status":"ready"}')
-        return failure(NoWorker("no worker has answered within the heartbeat; try again soon", retry_after_s=1.0))
+        return failure(
+            NoWorker("no worker has answered within the heartbeat; try again soon", retry_after_s=1.0)
+        )
 
     @api.get("/status")
     async def status(self) -> Response:
         """Every worker's place, as the controller sees it."""
         with guarded() as answer:
             workers = await self._control.status()
-            answer.response = json_response(msgspec.json.encode({"workers": workers, "router": self._replica}))
+            answer.response = json_response(
+                msgspec.json.encode({"workers": workers, "router": self._replica})
+            )
         return answer.response
 
     @api.get("/metrics")

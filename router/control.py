@@ -7,8 +7,7 @@ from typing import Any
 
 import ray
 
-from cluster.controller import NAME, NAMESPACE, POLL_S
-from cluster.membership import Membership
+from cluster.membership import NAME, NAMESPACE, POLL_S, Membership
 from workers.errors import NoWorker
 
 CALL_S = 2.0
@@ -43,4 +42,6 @@ class Control:
         except Exception as error:
             self._actor = None  # look it up anew next time
             reason = str(error) or type(error).__name__
-            raise NoWorker(f"the controller does not answer: {reason}; try again soon", retry_after_s=1.0) from error
+            raise NoWorker(
+                f"the controller does not answer: {reason}; try again soon", retry_after_s=1.0
+            ) from error

@@ -124,7 +124,9 @@ class Exchange(Response):
             return
         self._has_started = True
         response = failure(error)
-        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
         await send({"type": "http.response.body", "body": response.body})
 
 

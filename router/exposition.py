@@ -53,7 +53,17 @@ def _series(line: str) -> str | None:
         series, values = line[: end + 1], line[end + 1 :]
     else:
         series, _, values = line.partition(" ")
-    return series if values.strip() and series[0] not in "{ " else None
+    return series if series[0] not in "{ " and _is_number(values) else None
+
+
+def _is_number(values: str) -> bool:
+    """Whether this is a sample's value, with or without a time stamp."""
+    value, *rest = values.split() or [""]
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return len(rest) <= 1
 
 
 def _family_of(sample: str, declared: set[str]) -> str:

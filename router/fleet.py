@@ -154,8 +154,8 @@ class Fleet:
                 return
             if known is not None and self._live(model):
                 raise ProtocolError(
-                    f"its tokenizer or chat template of {model!r} differs from that of the workers which serve "
-                    "it already; give every worker the same source"
+                    f"its tokenizer or chat template of {model!r} differs from that of the workers which "
+                    "serve it already; give every worker the same source"
                 )
             self._texts[model] = await asyncio.to_thread(ModelText, card)
 

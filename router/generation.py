@@ -68,7 +68,7 @@ class Generation:
         return sum(len(call.open_indices) for call in self._calls.values())
 
     async def take(self) -> list[tuple[int, Delta]]:
-        """All that has come since the last call, each delta with the index of its prompt; waits for the first.
+        """All that has come since the last call, each delta with its prompt's index; waits for the first.
 
         A sequence's last delta has `finish`; nothing comes after it, nor after `cancel`. Raises WorkerLost.
         """

@@ -86,7 +86,9 @@ class WorkerActor:
 
     def _build_engine(self) -> Engine:
         config = self._config
-        model = load_model(config.source, config.engine.weights, name=config.model, device=config.engine.device)
+        model = load_model(
+            config.source, config.engine.weights, name=config.model, device=config.engine.device
+        )
         # Workers of one cluster share the key, so that equal prefixes have equal hashes everywhere.
         hash_key = hmac.digest(config.secret, b"headrace-kv-hash", hashlib.sha256)
         engine = Engine(model, config.engine, hash_key)
@@ -116,6 +118,8 @@ class WorkerActor:
         self._server.publish(output)
 
     def _die(self, error: BaseException) -> None:
-        logger.critical("engine of worker %s failed, ending the process", self._config.worker_id, exc_info=error)
+        logger.critical(
+            "engine of worker %s failed, ending the process", self._config.worker_id, exc_info=error
+        )
         sys.stderr.flush()
         os._exit(1)

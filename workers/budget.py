@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+Vector = npt.NDArray[np.float64]
+
 FORGET = 0.99  # weight of the past per step: about the last hundred steps count
 OUTLIER = 3.0  # a step that took longer than this times the prediction counts as this long
 _SCALE = np.array([1.0, 1 / 16, 1 / 256, 1 / 16384])  # brings the features to like sizes
@@ -23,8 +25,8 @@ class StepBudget:
         self._target_s = target_step_s
         self._min_tokens = min(min_tokens, max_tokens)
         self._max_tokens = max_tokens
-        self._costs_s: npt.NDArray[np.float64] = np.zeros(4)
-        self._covariance: npt.NDArray[np.float64] = np.eye(4) * 1e3
+        self._costs_s: Vector = np.zeros(4)
+        self._covariance: Vector = np.eye(4) * 1e3
         self._num_steps = 0
 
     def predict(self, num_decodes: int, num_prefill_tokens: int, context_tokens: int) -> float:
@@ -44,14 +46,14 @@ class StepBudget:
             return self._max_tokens
         return max(int(left_s / per_token_s), self._min_tokens)
 
-    def observe(
-        self, num_decodes: int, num_prefill_tokens: int, context_tokens: int, seconds: float
-    ) -> None:
+    def observe(self, num_decodes: int, num_prefill_tokens: int, context_tokens: int, seconds: float) -> None:
         """A step of this make-up took `seconds`."""
         features = _features(num_decodes, num_prefill_tokens, context_tokens)
         self._num_steps += 1
         if self._num_steps > 16:
-            seconds = min(seconds, OUTLIER * max(self.predict(num_decodes, num_prefill_tokens, context_tokens), 1e-4))
+            seconds = min(
+                seconds, OUTLIER * max(self.predict(num_decodes, num_prefill_tokens, context_tokens), 1e-4)
+            )
         direction = self._covariance @ features
         gain = direction / (FORGET + features @ direction)
         self._costs_s = self._costs_s + gain * (seconds - float(features @ self._costs_s))
@@ -62,5 +64,6 @@ class StepBudget:
             self._covariance *= 1e3 / largest
 
 
-def _features(num_decodes: int, num_prefill_tokens: int, context_tokens: int) -> npt.NDArray[np.float64]:
-    return np.array([1.0, num_decodes, num_prefill_tokens, context_tokens]) * _SCALE
+def _features(num_decodes: int, num_prefill_tokens: int, context_tokens: int) -> Vector:
+    features: Vector = np.array([1.0, num_decodes, num_prefill_tokens, context_tokens]) * _SCALE
+    return features

@@ -191,7 +191,9 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run prompts and decode steps once, so that kernels are built and the step budget is fitted."""
-        prompt = [1 + i % (self._model.config.vocab_size - 1) for i in range(min(256, self.max_context_tokens - 16))]
+        prompt = [
+            1 + i % (self._model.config.vocab_size - 1) for i in range(min(256, self.max_context_tokens - 16))
+        ]
         for round_ in range(2):
             for lane in range(2):
                 params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -210,7 +212,9 @@ class Engine:
         samplers = [chunk.sequence for chunk in chunks if chunk.samples]
         firsts = {sequence for sequence in samplers if not sequence.num_output_tokens}
         sampled = self._sample(samplers, hidden_RE[sampling], output)
-        self._scheduler.complete(schedule, {sequence: token_id for sequence, (token_id, _) in sampled.items()})
+        self._scheduler.complete(
+            schedule, {sequence: token_id for sequence, (token_id, _) in sampled.items()}
+        )
         self._account(schedule, output, self._clock() - started)
         for sequence, (token_id, logprob) in sampled.items():
             output.deltas.append(self._delta(sequence, token_id, logprob, sequence in firsts))

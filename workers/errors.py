@@ -103,7 +103,7 @@ class NoWorker(HeadraceError):
     code = "no_worker"
 
 
-_BY_CODE = {
+_BY_CODE: dict[str | None, type[HeadraceError]] = {
     leaf.code: leaf for leaf in (ContextTooLong, TemplateError, Overloaded, EngineFault, WorkerLost, NoWorker)
 }
 

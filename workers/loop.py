@@ -22,7 +22,10 @@ class EngineLoop:
     """Runs `engine` on its own thread until `stop`; `publish` must be thread-safe and quick."""
 
     def __init__(
-        self, engine: Engine, publish: Callable[[StepOutput], None], on_failure: Callable[[BaseException], None]
+        self,
+        engine: Engine,
+        publish: Callable[[StepOutput], object],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
         self._publish = publish

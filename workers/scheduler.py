@@ -99,8 +99,9 @@ class Scheduler:
         prompt, output = sequence.num_prompt_tokens, sequence.params.max_tokens
         if prompt + output > self._max_context_tokens:
             raise ContextTooLong(
-                f"this worker holds {self._max_context_tokens} tokens of one request, but {prompt + output} were "
-                f"asked for: {prompt} in the prompt and {output} to generate; shorten the prompt or lower max_tokens"
+                f"this worker holds {self._max_context_tokens} tokens of one request, but {prompt + output} "
+                f"were asked for: {prompt} in the prompt and {output} to generate; "
+                "shorten the prompt or lower max_tokens"
             )
         self._waiting.append(sequence)
 

@@ -131,7 +131,9 @@ class Sequence:
         """Make the move called `event`. Raises InvalidTransition."""
         target = TRANSITIONS.get((event, self.state))
         if target is None:
-            raise InvalidTransition(f"{self!r} cannot {event}; its last moves: {', '.join(self.story) or 'none'}")
+            raise InvalidTransition(
+                f"{self!r} cannot {event}; its last moves: {', '.join(self.story) or 'none'}"
+            )
         self.story = [*self.story[1 - _STORY_EVENTS :], f"{event} at {self.num_computed_tokens}"]
         self.state = target
 

@@ -174,7 +174,7 @@ class WireServer:
             del self._links[link.router_id]
         for request_id in link.request_ids:
             self._owners.pop(request_id, None)
-            self._call(lambda engine, request_id=request_id: engine.cancel(request_id))
+            self._cancel(request_id)
         link.request_ids.clear()
 
     def _handle(self, link: RouterLink, message: object) -> None:
@@ -183,7 +183,7 @@ class WireServer:
                 self._submit(link, message)
             case Cancel(request_id, index):
                 if self._owners.get(request_id) is link:
-                    self._call(lambda engine: engine.cancel(request_id, index))
+                    self._cancel(request_id, index)
             case Describe():
                 link.send(self._card)
             case AskSnapshot():
@@ -205,6 +205,9 @@ class WireServer:
         self._owners[submit.request_id] = link
         link.request_ids.add(submit.request_id)
         self._call(lambda engine: engine.submit(submit))
+
+    def _cancel(self, request_id: str, index: int | None = None) -> None:
+        self._call(lambda engine: engine.cancel(request_id, index))
 
     def _refuse(self, link: RouterLink, submit: Submit, error: HeadraceError) -> None:
         refused = [

@@ -88,7 +88,8 @@ class Delta(msgspec.Struct, array_like=True):
     """What one step added to one sequence; the last one of a sequence carries `finish`.
 
     `finish` is "stop" (EOS or a stop id), "length", "cancelled" or "error"; with "error", `error` is the
-    message for the client and `error_code` the code of its kind (`workers/errors.py`). `num_cached_tokens` and `queue_s` come with the first delta of a sequence.
+    message for the client and `error_code` the code of its kind (`workers/errors.py`). `num_cached_tokens`
+    and `queue_s` come with the first delta of a sequence.
     """
 
     request_id: str

@@ -15,7 +15,7 @@ from router.api.logprobs import LogprobLedger, TokenLogprob
 from router.api.prepared import Prepared, Prompt
 from router.text.stop import StopMatcher
 from router.text.tokenizer import ModelText
-from workers.errors import WorkerLost, error_of
+from workers.errors import EngineFault, WorkerLost, error_of
 from workers.wire import Delta, Logprob
 
 

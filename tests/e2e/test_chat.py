@@ -13,7 +13,13 @@ MESSAGES: Any = [{"role": "user", "content": "What is the capital of France? Ans
 PARAMETER_SETS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 24},
     "seeded": {"temperature": 1.0, "seed": 11, "max_tokens": 24},
-    "top p and top k": {"temperature": 0.8, "top_p": 0.9, "seed": 5, "max_tokens": 24, "extra_body": {"top_k": 20}},
+    "top p and top k": {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "seed": 5,
+        "max_tokens": 24,
+        "extra_body": {"top_k": 20},
+    },
     "min p": {"temperature": 1.2, "seed": 6, "max_tokens": 24, "extra_body": {"min_p": 0.05}},
     "penalties": {
         "temperature": 0.9,
@@ -26,7 +32,12 @@ PARAMETER_SETS: dict[str, dict[str, Any]] = {
     "stop": {"temperature": 0, "max_tokens": 48, "stop": ["Paris", " is the"]},
     "logit bias": {"temperature": 0, "max_tokens": 16, "logit_bias": {"284": -100, "12345": 2}},
     "logprobs": {"temperature": 0.7, "seed": 2, "max_tokens": 12, "logprobs": True, "top_logprobs": 3},
-    "emoji": {"temperature": 1.5, "seed": 21, "max_tokens": 48, "logit_bias": {"38082": 8, "116": 6, "245": 5}},
+    "emoji": {
+        "temperature": 1.5,
+        "seed": 21,
+        "max_tokens": 48,
+        "logit_bias": {"38082": 8, "116": 6, "245": 5},
+    },
 }
 
 

@@ -37,7 +37,12 @@ BAD: dict[str, tuple[bytes | dict[str, Any], int, str | None, list[str]]] = {
     "empty messages": ({**GOOD, "messages": []}, 400, "messages", []),
     "an unsupported field": ({**GOOD, "tools": [{"type": "function"}]}, 400, "tools", []),
     "template refuses": ({**GOOD, "messages": [{"role": "user"}]}, 400, None, []),
-    "body over the limit": ({**GOOD, "messages": [{"role": "user", "content": "x" * 300_000}]}, 413, None, ["262144"]),
+    "body over the limit": (
+        {**GOOD, "messages": [{"role": "user", "content": "x" * 300_000}]},
+        413,
+        None,
+        ["262144"],
+    ),
 }
 
 

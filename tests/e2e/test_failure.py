@@ -21,7 +21,9 @@ def worker_pids(cluster: Cluster) -> list[int]:
     return [worker["pid"] for worker in cluster.status()["workers"] if worker["state"] == "ready"]
 
 
-def test_a_killed_worker_fails_its_requests_within_5_s_and_comes_back(cluster: Cluster, client: OpenAI) -> None:
+def test_a_killed_worker_fails_its_requests_within_5_s_and_comes_back(
+    cluster: Cluster, client: OpenAI
+) -> None:
     endings: list[tuple[str, float]] = []
 
     def stream() -> None:

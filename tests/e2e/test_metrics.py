@@ -76,8 +76,8 @@ def test_exported_latencies_and_tokens_are_what_the_client_saw(cluster: Cluster,
 
 def test_histograms_have_edges_at_the_slos(cluster: Cluster) -> None:
     text = cluster.get("/metrics")
-    assert any('headrace_ttft_seconds_bucket' in line and 'le="0.2"' in line for line in text.splitlines())
-    assert any('headrace_itl_seconds_bucket' in line and 'le="0.05"' in line for line in text.splitlines())
+    assert any("headrace_ttft_seconds_bucket" in line and 'le="0.2"' in line for line in text.splitlines())
+    assert any("headrace_itl_seconds_bucket" in line and 'le="0.05"' in line for line in text.splitlines())
 
 
 def test_both_workers_and_both_router_replicas_report(cluster: Cluster, client: OpenAI) -> None:
@@ -85,8 +85,16 @@ def test_both_workers_and_both_router_replicas_report(cluster: Cluster, client: 
         for _ in range(4):
             client.completions.create(model=MODEL, prompt="hello there", max_tokens=1)
         lines = cluster.get("/metrics").splitlines()
-        workers = {line.split('worker="')[1].split('"')[0] for line in lines if line.startswith("headrace_worker_step_seconds_count")}
-        replicas = {line.split('replica="')[1].split('"')[0] for line in lines if line.startswith("headrace_e2e_seconds_count")}
+        workers = {
+            line.split('worker="')[1].split('"')[0]
+            for line in lines
+            if line.startswith("headrace_worker_step_seconds_count")
+        }
+        replicas = {
+            line.split('replica="')[1].split('"')[0]
+            for line in lines
+            if line.startswith("headrace_e2e_seconds_count")
+        }
         return len(workers) == 2 and len(replicas) == 2
 
     wait_for(served, 20, "two workers and two replicas to have served")

@@ -25,7 +25,11 @@ def test_a_start_that_fails_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     spec = tmp_path / "cluster.yaml"
     spec.write_text("models:\n  - {name: m, source: /nowhere/model.gguf, pools: [{role: unified}]}\n")
     run = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", "serve", str(spec)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "deploy.cli", "serve", str(spec)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert run.returncode == 2
     assert "/nowhere/model.gguf" in run.stderr

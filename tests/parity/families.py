@@ -73,12 +73,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 32})),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(
-            **{**SIZES, "num_hidden_layers": 7}, sliding_window=24, query_pre_attn_scalar=24, tie_word_embeddings=True
+            **{**SIZES, "num_hidden_layers": 7},
+            sliding_window=24,
+            query_pre_attn_scalar=24,
+            tie_word_embeddings=True,
         )
     ),
-    "phi3": lambda: Phi3ForCausalLM(
-        Phi3Config(**SIZES)
-    ),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
     "phi3 longrope, partly rotated": lambda: Phi3ForCausalLM(
         Phi3Config(
             **SIZES,
@@ -109,4 +110,6 @@ def save(model: Any, folder: Path) -> None:
     vocabulary = {f"t{index}": index for index in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="t1", eos_token="t2").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="t1", eos_token="t2").save_pretrained(
+        folder
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ NUM_PROMPT, NUM_OUTPUT = 75, 24  # past the sliding windows, and over several bl
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, LoadedModel]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[object, LoadedModel]:
     """transformers' model, and ours loaded from what it saved."""
     reference = tiny_model(request.param)
     folder: Path = tmp_path_factory.mktemp("model")
@@ -42,7 +45,7 @@ def test_logits_agree_however_the_prompt_is_cut(pair: tuple[object, LoadedModel]
         hidden = torch.cat(
             [
                 ours.decoder.forward([Chunk(ids[first:last], first, table, "all")], cache)
-                for first, last in zip(cuts, cuts[1:], strict=False)
+                for first, last in itertools.pairwise(cuts)
             ]
         )
         difference = (ours.decoder.logits(hidden) - expected).abs().max().item()
@@ -54,7 +57,11 @@ def test_greedy_tokens_agree(pair: tuple[object, LoadedModel]) -> None:
     reference, ours = pair
     ids = prompt()
     expected = reference.generate(  # type: ignore[attr-defined]
-        torch.tensor([ids]), max_new_tokens=NUM_OUTPUT, min_new_tokens=NUM_OUTPUT, do_sample=False, eos_token_id=None
+        torch.tensor([ids]),
+        max_new_tokens=NUM_OUTPUT,
+        min_new_tokens=NUM_OUTPUT,
+        do_sample=False,
+        eos_token_id=None,
     )[0, NUM_PROMPT:].tolist()
     params = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True)
     assert Driver(ours, kv_memory_bytes=8 << 20).generate(ids, params).token_ids == expected

@@ -77,7 +77,9 @@ def write(path: Path, model: Any, architecture: str, format_: str) -> None:
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @torch.inference_mode()
-def test_a_file_gives_the_logits_of_the_model_it_holds(tmp_path: Path, architecture: str, format_: str) -> None:
+def test_a_file_gives_the_logits_of_the_model_it_holds(
+    tmp_path: Path, architecture: str, format_: str
+) -> None:
     reference = tiny_model(architecture)
     path = tmp_path / "model.gguf"
     write(path, reference, architecture, format_)

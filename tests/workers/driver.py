@@ -42,7 +42,9 @@ class Driver:
         self.outputs: dict[tuple[str, int], Output] = {}
         self.num_preemptions = 0
 
-    def submit(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: bytes = b"") -> None:
+    def submit(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: bytes = b""
+    ) -> None:
         for index in range(params.n):
             self.outputs[request_id, index] = Output()
         self.engine.submit(Submit(request_id, prompt_ids, params, salt))

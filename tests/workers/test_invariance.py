@@ -98,7 +98,9 @@ def test_preemption_and_resumption_change_nothing(
     bytes_per_block = 2 * 30 * 3 * 64 * 2 * 16
     driver = Driver(smollm2, kv_memory_bytes=20 * bytes_per_block)
     for round_ in range(24):  # short answers teach the estimator to admit more than the pool can hold
-        driver.generate(prompt[:20], msgspec.structs.replace(PARAMS["greedy"], max_tokens=2), f"short {round_}")
+        driver.generate(
+            prompt[:20], msgspec.structs.replace(PARAMS["greedy"], max_tokens=2), f"short {round_}"
+        )
     driver.submit("older", prompt[: len(prompt) - 5], PARAMS["greedy"], salt=b"another tenant")
     driver.submit("r", prompt, PARAMS[name])
     driver.run()

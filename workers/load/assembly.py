@@ -69,9 +69,9 @@ class _Assembly:
             config.num_kv_heads * config.head_dim,
         ]
         if f"{name}qkv.weight" in self._checkpoint:
-            parts = list(self._read(name + "qkv.weight", (sum(rows), config.hidden_size)).split(rows))
+            parts = list(torch.split(self._read(name + "qkv.weight", (sum(rows), config.hidden_size)), rows))
             biases = self._biases([name + "qkv"], sum(rows))
-            split = list(biases.split(rows)) if biases is not None else []
+            split = list(torch.split(biases, rows)) if biases is not None else []
         else:
             parts = [
                 self._read(f"{name}{part}.weight", (size, config.hidden_size))
@@ -116,7 +116,7 @@ class _Assembly:
         num_pairs = len(self._config.layers[0].rope.inverse_frequencies)
         order = torch.arange(2 * num_pairs).view(2, num_pairs).t().flatten()
         order = torch.cat([order, torch.arange(2 * num_pairs, dim)]).to(tensor.device)
-        return tensor.unflatten(0, (-1, dim)).index_select(1, order).flatten(0, 1)
+        return tensor.reshape(-1, dim, *tensor.shape[1:]).index_select(1, order).flatten(0, 1)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._checked(name, shape).to(self._device, self._dtype)
@@ -124,5 +124,7 @@ class _Assembly:
     def _checked(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         tensor = self._checkpoint.tensor(name)
         if tuple(tensor.shape) != shape:
-            raise ConfigError(f"the tensor {name!r} has shape {tuple(tensor.shape)}, the configuration asks for {shape}")
+            raise ConfigError(
+                f"the tensor {name!r} has shape {tuple(tensor.shape)}, the configuration asks for {shape}"
+            )
         return tensor

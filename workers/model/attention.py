@@ -15,7 +15,9 @@ import torch
 from workers.model.batch import Batch, Group
 
 
-def write(kv_2HNSD: torch.Tensor, keys_THD: torch.Tensor, values_THD: torch.Tensor, slots_T: torch.Tensor) -> None:
+def write(
+    kv_2HNSD: torch.Tensor, keys_THD: torch.Tensor, values_THD: torch.Tensor, slots_T: torch.Tensor
+) -> None:
     """Put the rows' keys and values into their slots."""
     slots_2HMD = kv_2HNSD.flatten(2, 3)
     slots_2HMD[0].index_copy_(1, slots_T, keys_THD.transpose(0, 1))
@@ -35,7 +37,9 @@ def attend(
             scores = torch.baddbmm(tile.biases[window], q, keys[:, :size].transpose(1, 2), alpha=scale)
             weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
             mixed = torch.bmm(weights, values[:, :size])
-            out_TE[tile.first : tile.last] = _unfold(mixed, queries_THGD[tile.first : tile.last], group.num_sequences)
+            out_TE[tile.first : tile.last] = _unfold(
+                mixed, queries_THGD[tile.first : tile.last], group.num_sequences
+            )
     return out_TE
 
 

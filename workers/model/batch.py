@@ -160,7 +160,10 @@ def _group(part: list[Chunk], first: int, layout: Layout) -> Group:
     if len(part[0].token_ids) == 1:
         tiles = [_decode_tile(part, first, num_keys, layout)]
     else:
-        tiles = [_prompt_tile(part[0], first, offset, layout) for offset in range(0, len(part[0].token_ids), TILE_QUERIES)]
+        tiles = [
+            _prompt_tile(part[0], first, offset, layout)
+            for offset in range(0, len(part[0].token_ids), TILE_QUERIES)
+        ]
     return Group(len(part), torch.tensor(blocks, device=layout.device), tiles)
 
 

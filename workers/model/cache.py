@@ -28,7 +28,12 @@ class KvCache:
 
     @classmethod
     def sized(
-        cls, config: ModelConfig, memory_bytes: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        memory_bytes: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> KvCache:
         """As many blocks as fit into `memory_bytes`. Raises ConfigError if that is next to none."""
         block_bytes = (

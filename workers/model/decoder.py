@@ -72,9 +72,14 @@ class Decoder:
         hidden_TE = F.embedding(batch.token_ids, weights.embedding_VE)
         if config.embedding_scale != 1.0:
             hidden_TE = hidden_TE * torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
-        turns = {rope: table.index_select(0, batch.positions).unsqueeze(1) for rope, table in self._rotations.items()}
+        turns = {
+            rope: table.index_select(0, batch.positions).unsqueeze(1)
+            for rope, table in self._rotations.items()
+        }
         for layer, spec, kv in zip(weights.layers, config.layers, cache.layers, strict=True):
-            mixed_TE = self._attention(layer, spec, self._norm(hidden_TE, layer.attention_norm_E), kv, batch, turns)
+            mixed_TE = self._attention(
+                layer, spec, self._norm(hidden_TE, layer.attention_norm_E), kv, batch, turns
+            )
             if layer.after_attention_norm_E is not None:
                 mixed_TE = self._norm(mixed_TE, layer.after_attention_norm_E)
             hidden_TE = hidden_TE + mixed_TE
@@ -119,10 +124,14 @@ class Decoder:
         heads_THD = layer.qkv(x_TE).view(len(x_TE), num_q + 2 * num_kv, dim)
         if layer.q_norm_D is not None and layer.k_norm_D is not None:
             heads_THD[:, :num_q] = self._norm(heads_THD[:, :num_q], layer.q_norm_D)
-            heads_THD[:, num_q : num_q + num_kv] = self._norm(heads_THD[:, num_q : num_q + num_kv], layer.k_norm_D)
+            heads_THD[:, num_q : num_q + num_kv] = self._norm(
+                heads_THD[:, num_q : num_q + num_kv], layer.k_norm_D
+            )
         _rotate(heads_THD[:, : num_q + num_kv], turns[spec.rope])
-        attention.write(kv_2HNSD, heads_THD[:, num_q : num_q + num_kv], heads_THD[:, num_q + num_kv :], batch.slots)
-        queries_THGD = heads_THD[:, :num_q].unflatten(1, (num_kv, num_q // num_kv))
+        attention.write(
+            kv_2HNSD, heads_THD[:, num_q : num_q + num_kv], heads_THD[:, num_q + num_kv :], batch.slots
+        )
+        queries_THGD = heads_THD[:, :num_q].view(len(x_TE), num_kv, num_q // num_kv, dim)
         mixed_TE = attention.attend(queries_THGD, kv_2HNSD, batch, spec.window, config.attention_scale)
         return layer.output(mixed_TE)
 
@@ -143,5 +152,5 @@ def _rotations(rope: Rope, num_positions: int, device: torch.device) -> torch.Te
 def _rotate(heads_THD: torch.Tensor, turns_T1P: torch.Tensor) -> None:
     """Turn the leading pairs of every head, in place, in fp32."""
     rotated_THR = heads_THD[..., : 2 * turns_T1P.shape[-1]]
-    pairs_THP = torch.view_as_complex(rotated_THR.float().unflatten(-1, (-1, 2)))
+    pairs_THP = torch.view_as_complex(rotated_THR.float().reshape(*rotated_THR.shape[:-1], -1, 2))
     rotated_THR.copy_(torch.view_as_real(pairs_THP * turns_T1P).flatten(-2))

@@ -30,5 +30,5 @@ class Linear:
 def can_compute_bf16(device: torch.device) -> bool:
     """Whether bf16 is computed in hardware there, or at least not emulated one number at a time."""
     if device.type != "cpu":
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

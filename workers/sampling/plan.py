@@ -145,7 +145,9 @@ class RowState:
     def penalties(self) -> tuple[Ints, Floats]:
         """Ids of the output and what is subtracted from the logit of each."""
         params, counts = self.params, self._output.counts
-        return self._output.ids, (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
+        return self._output.ids, (params.frequency_penalty * counts + params.presence_penalty).astype(
+            np.float32
+        )
 
     def filters(self, row: int) -> Filters:
         params = self.params

@@ -144,7 +144,11 @@ def _draw_filtered(logits_BV: torch.Tensor, drawn: list[Filters]) -> list[int]:
 
 
 def _draw_sorted(
-    probs_BV: torch.Tensor, values_BK: torch.Tensor, ids_BK: torch.Tensor, drawn: list[Filters], places: list[int]
+    probs_BV: torch.Tensor,
+    values_BK: torch.Tensor,
+    ids_BK: torch.Tensor,
+    drawn: list[Filters],
+    places: list[int],
 ) -> list[int]:
     """Draw for `places` among candidates that are sorted by falling probability."""
     if not places:

@@ -32,7 +32,9 @@ def row(prompt: list[int] | None = None, outputs: list[int] | None = None, **fie
     return state
 
 
-def kept(logits: list[float], *, temperature: float, min_p: float, top_k: int, top_p: float) -> dict[int, float]:
+def kept(
+    logits: list[float], *, temperature: float, min_p: float, top_k: int, top_p: float
+) -> dict[int, float]:
     """The weights that are left for the draw, by the specification, in double precision."""
     best = max(logits)
     weights = [math.exp((value - best) / temperature) for value in logits]
@@ -64,7 +66,9 @@ FILTERS = [
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
-def test_draws_follow_the_distribution_of_the_specification(filters: dict[str, Any], temperature: float) -> None:
+def test_draws_follow_the_distribution_of_the_specification(
+    filters: dict[str, Any], temperature: float
+) -> None:
     logits = logits_of(1, spread=1.2)
     expected = kept(logits[0].tolist(), temperature=temperature, **filters)
     num_draws = 1200
@@ -86,7 +90,12 @@ def test_draws_follow_the_distribution_of_the_specification(filters: dict[str, A
 def test_a_row_draws_the_same_alone_and_in_any_batch(seed: int, kinds: list[int]) -> None:
     logits = logits_of(seed, rows=len(kinds))
     fields = [
-        {**FILTERS[kind], "temperature": [0.0, 0.8, 1.3][place % 3], "seed": seed + place, "num_logprobs": place % 3 or None}
+        {
+            **FILTERS[kind],
+            "temperature": [0.0, 0.8, 1.3][place % 3],
+            "seed": seed + place,
+            "num_logprobs": place % 3 or None,
+        }
         for place, kind in enumerate(kinds)
     ]
     batch = sample(logits.clone(), build_plan([row(**given_) for given_ in fields]))
@@ -98,7 +107,9 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(seed: int, kinds: list[int]
 
 def test_greedy_takes_the_largest_logit() -> None:
     logits = logits_of(3, rows=2)
-    assert sample(logits.clone(), build_plan([row(temperature=0.0)] * 2)).token_ids == logits.argmax(-1).tolist()
+    assert (
+        sample(logits.clone(), build_plan([row(temperature=0.0)] * 2)).token_ids == logits.argmax(-1).tolist()
+    )
 
 
 def test_a_wide_nucleus_falls_back_to_the_whole_vocabulary() -> None:
@@ -162,7 +173,9 @@ def test_prompt_logprobs_give_each_next_token_its_own() -> None:
     raw = torch.log_softmax(logits, -1)
     reported = prompt_logprobs(logits, [4, 5, 6], 2)
     assert [entry.token_id for entry in reported] == [4, 5, 6]
-    assert [entry.logprob for entry in reported] == pytest.approx([raw[0, 4].item(), raw[1, 5].item(), raw[2, 6].item()])
+    assert [entry.logprob for entry in reported] == pytest.approx(
+        [raw[0, 4].item(), raw[1, 5].item(), raw[2, 6].item()]
+    )
     assert all(len(entry.top) == 2 for entry in reported)
 
 
