@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.units import Bytes, Seconds
-from workers.config import EngineConfig, Weights, WorkerConfig
+from workers.config import EngineConfig, Kernels, Weights, WorkerConfig
 from workers.errors import ConfigError
 
 
@@ -37,6 +37,10 @@ class PoolSpec(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the workers compute; auto takes a GPU if there is one."
+    )
+    kernels: Kernels = Field(
+        "auto",
+        description="auto takes native kernels where the CPU has bf16; torch takes torch's operations.",
     )
     kv: KvSpec = Field(default_factory=KvSpec, description="The KV cache.")
     max_context_tokens: int | None = Field(
@@ -116,6 +120,7 @@ def _engine_config(pool: PoolSpec, num_threads: int) -> EngineConfig:
     return EngineConfig(
         weights=pool.weights,
         device=pool.device,
+        kernels=pool.kernels,
         kv_memory_bytes=pool.kv.memory,
         block_tokens=pool.kv.block_tokens,
         max_context_tokens=pool.max_context_tokens,

@@ -3,7 +3,8 @@
 The time of a step is modelled as a sum of a constant, a cost per decoding sequence, a cost per prompt
 token and a cost per token of context that is attended to; the four are fitted to the steps as they come,
 by recursive least squares that forget. What the target step time leaves after decoding is spent on
-prompts. With nobody decoding there is no one to hold up, and a step takes as much as it may.
+prompts, and never less than a share of it: a batch that fills the target by itself must not keep those
+who wait from their first token. With nobody decoding there is no one to hold up, and a step takes as much as it may.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float64]
 
 FORGET = 0.99  # weight of the past per step: about the last hundred steps count
+PROMPT_SHARE = 0.5  # of the target step time, for prompts at least
 OUTLIER = 3.0  # a step that took longer than this times the prediction counts as this long
 _SCALE = np.array([1.0, 1 / 16, 1 / 256, 1 / 16384])  # brings the features to like sizes
 
@@ -38,10 +40,9 @@ class StepBudget:
         """Prompt tokens that fit into the step beside `num_decodes` sequences that decode."""
         if num_decodes == 0:
             return self._max_tokens
-        left_s = self._target_s - self.predict(num_decodes, 0, context_tokens)
+        decode_s = self.predict(num_decodes, 0, context_tokens)
+        left_s = max(self._target_s - decode_s, PROMPT_SHARE * self._target_s)
         per_token_s = max(float(self._costs_s[2] * _SCALE[2]), 0.0)
-        if left_s <= 0:
-            return self._min_tokens
         if left_s >= per_token_s * self._max_tokens:
             return self._max_tokens
         return max(int(left_s / per_token_s), self._min_tokens)

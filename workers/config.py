@@ -10,6 +10,7 @@ from typing import Literal
 
 Weights = Literal["auto", "bf16", "fp32"]
 Role = Literal["unified", "prefill", "decode"]
+Kernels = Literal["auto", "torch"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -19,6 +20,7 @@ class EngineConfig:
 
     weights: Weights = "auto"
     device: Device = "cpu"
+    kernels: Kernels = "auto"
     kv_memory_bytes: int = 1 << 30
     block_tokens: int = 16
     max_context_tokens: int | None = None  # None: the model's own

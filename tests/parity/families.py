@@ -61,28 +61,33 @@ LONG_ROPE = {
     "partial_rotary_factor": 0.75,
 }
 
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "llama tied, biased, llama3 rope": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3_ROPE)
+
+def sizes(head_dim: int) -> dict[str, Any]:
+    return SIZES | {"head_dim": head_dim}
+
+
+FAMILIES: dict[str, Callable[[int], Any]] = {
+    "llama": lambda dim: LlamaForCausalLM(LlamaConfig(**sizes(dim))),
+    "llama tied, biased, llama3 rope": lambda dim: LlamaForCausalLM(
+        LlamaConfig(**sizes(dim), tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3_ROPE)
     ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
-    "mistral with a window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=24)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-    "qwen2 yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, rope_parameters=YARN_ROPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 32})),
-    "gemma3": lambda: Gemma3ForCausalLM(
+    "mistral": lambda dim: MistralForCausalLM(MistralConfig(**sizes(dim), sliding_window=None)),
+    "mistral with a window": lambda dim: MistralForCausalLM(MistralConfig(**sizes(dim), sliding_window=24)),
+    "qwen2": lambda dim: Qwen2ForCausalLM(Qwen2Config(**sizes(dim))),
+    "qwen2 yarn": lambda dim: Qwen2ForCausalLM(Qwen2Config(**sizes(dim), rope_parameters=YARN_ROPE)),
+    "qwen3": lambda dim: Qwen3ForCausalLM(Qwen3Config(**sizes(2 * dim))),
+    "gemma3": lambda dim: Gemma3ForCausalLM(
         Gemma3TextConfig(
-            **{**SIZES, "num_hidden_layers": 7},
+            **sizes(dim) | {"num_hidden_layers": 7},
             sliding_window=24,
             query_pre_attn_scalar=24,
             tie_word_embeddings=True,
         )
     ),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
-    "phi3 longrope, partly rotated": lambda: Phi3ForCausalLM(
+    "phi3": lambda dim: Phi3ForCausalLM(Phi3Config(**sizes(dim))),
+    "phi3 longrope, partly rotated": lambda dim: Phi3ForCausalLM(
         Phi3Config(
-            **SIZES,
+            **sizes(dim),
             rope_parameters=LONG_ROPE,
             original_max_position_embeddings=256,
         )
@@ -90,10 +95,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def tiny_model(family: str) -> Any:
+def tiny_model(family: str, head_dim: int = SIZES["head_dim"]) -> Any:
     """The model in fp32; norms and biases are random as well, so that none of them can be forgotten."""
     torch.manual_seed(len(family))
-    model = FAMILIES[family]().float().eval()
+    model = FAMILIES[family](head_dim).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

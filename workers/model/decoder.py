@@ -4,23 +4,26 @@ Weights are in final form when they come here (`workers/load/assembly.py`): proj
 are one matrix, norms have their offset added, and the two halves that rotary embedding pairs are
 interleaved, so that turning a pair is one complex multiplication.
 
-Shapes: T rows, R wanted rows, E hidden size, V vocabulary, H KV heads, G query heads per KV head, D head
-dimension, P rotated pairs.
+Shapes: T rows, R wanted rows, E hidden size, V vocabulary, H heads, D head dimension, X positions, P
+rotated pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from workers.model import attention
-from workers.model.batch import Batch, Chunk, Layout
+from workers.model.batch import Batch, Chunk
 from workers.model.cache import KvCache
 from workers.model.config import LayerConfig, ModelConfig, Rope
 from workers.model.linear import Linear
+from workers.model.native import operations as native
+from workers.model.operations import Operations
+from workers.model.torch_operations import TorchOperations
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +51,49 @@ class DecoderWeights:
 
 
 class Decoder:
-    """Runs on the device and in the dtype of its weights."""
+    """Runs on the device and in the type of its weights."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self._weights = weights
         self.dtype = weights.embedding_VE.dtype
         self.device = weights.embedding_VE.device
-        self._rotations = {
-            rope: _rotations(rope, config.max_context_tokens, self.device)
+        self._turns = {
+            rope: _turns(rope, config.max_context_tokens, self.device)
             for rope in {layer.rope for layer in config.layers}
         }
         # With one row oneDNN sums in another order than with more; two rows cost the same.
         self._min_rows = 2 if self.device.type == "cpu" else 1
 
-    def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
+    def operations(self, block_tokens: int, *, native_kernels: bool = True) -> Operations[Any]:
+        """The fastest operations there are for this model here."""
+        if native_kernels and native.supports(self.config, block_tokens, self.dtype, self.device):
+            return native.NativeOperations(self.config, block_tokens)
+        return TorchOperations(self.config, block_tokens, self.dtype, self.device)
+
+    def forward(self, chunks: Sequence[Chunk], cache: KvCache, operations: Operations[Any]) -> torch.Tensor:
         """Compute the chunks' tokens, write their keys and values, return the wanted rows' hidden states.
 
         [R, E] after the final norm, in the order of the chunks and of the tokens in them.
         """
-        config, weights = self.config, self._weights
-        batch = Batch.build(chunks, self._layout(cache.block_tokens), self._min_rows)
-        hidden_TE = F.embedding(batch.token_ids, weights.embedding_VE)
-        if config.embedding_scale != 1.0:
-            hidden_TE = hidden_TE * torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
-        turns = {
-            rope: table.index_select(0, batch.positions).unsqueeze(1)
-            for rope, table in self._rotations.items()
-        }
-        for layer, spec, kv in zip(weights.layers, config.layers, cache.layers, strict=True):
-            mixed_TE = self._attention(
-                layer, spec, self._norm(hidden_TE, layer.attention_norm_E), kv, batch, turns
-            )
+        weights, layers = self._weights, self._weights.layers
+        batch = Batch.build(chunks, cache.block_tokens, self._min_rows, self.device)
+        plan = operations.plan(batch)
+        residual_TE = F.embedding(batch.token_ids, weights.embedding_VE)
+        if self.config.embedding_scale != 1.0:
+            residual_TE *= torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
+        x_TE = operations.norm(residual_TE, layers[0].attention_norm_E)
+        next_norms = [layer.attention_norm_E for layer in layers[1:]] + [weights.norm_E]
+        for layer, spec, kv, norm_E in zip(layers, self.config.layers, cache.layers, next_norms, strict=True):
+            mixed_TE = self._attention(layer, spec, x_TE, kv, batch, plan, operations)
             if layer.after_attention_norm_E is not None:
-                mixed_TE = self._norm(mixed_TE, layer.after_attention_norm_E)
-            hidden_TE = hidden_TE + mixed_TE
-            mixed_TE = self._mlp(layer, self._norm(hidden_TE, layer.mlp_norm_E))
+                mixed_TE = operations.norm(mixed_TE, layer.after_attention_norm_E)
+            x_TE = operations.add_norm(residual_TE, mixed_TE, layer.mlp_norm_E)
+            mixed_TE = layer.down(operations.gate(layer.gate_up(x_TE)))
             if layer.after_mlp_norm_E is not None:
-                mixed_TE = self._norm(mixed_TE, layer.after_mlp_norm_E)
-            hidden_TE = hidden_TE + mixed_TE
-        return self._norm(hidden_TE.index_select(0, batch.wanted), weights.norm_E)
+                mixed_TE = operations.norm(mixed_TE, layer.after_mlp_norm_E)
+            x_TE = operations.add_norm(residual_TE, mixed_TE, norm_E)
+        return x_TE.index_select(0, batch.wanted)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """The fp32 logits [R, V] of hidden states that `forward` returned."""
@@ -96,20 +102,6 @@ class Decoder:
             hidden_RE = hidden_RE.expand(self._min_rows, -1)
         return self._weights.head(hidden_RE)[:rows].float()
 
-    def _layout(self, block_tokens: int) -> Layout:
-        config = self.config
-        return Layout(
-            num_kv_heads=config.num_kv_heads,
-            group_size=config.num_heads // config.num_kv_heads,
-            windows=frozenset(layer.window for layer in config.layers),
-            block_tokens=block_tokens,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    def _norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x_TE, weight_E.shape, weight_E, self.config.norm_eps)
-
     def _attention(
         self,
         layer: LayerWeights,
@@ -117,40 +109,20 @@ class Decoder:
         x_TE: torch.Tensor,
         kv_2HNSD: torch.Tensor,
         batch: Batch,
-        turns: dict[Rope, torch.Tensor],
+        plan: Any,
+        operations: Operations[Any],
     ) -> torch.Tensor:
-        config = self.config
-        num_q, num_kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        heads_THD = layer.qkv(x_TE).view(len(x_TE), num_q + 2 * num_kv, dim)
+        num_q, num_kv = self.config.num_heads, self.config.num_kv_heads
+        qkv_THD = layer.qkv(x_TE).view(len(x_TE), num_q + 2 * num_kv, self.config.head_dim)
         if layer.q_norm_D is not None and layer.k_norm_D is not None:
-            heads_THD[:, :num_q] = self._norm(heads_THD[:, :num_q], layer.q_norm_D)
-            heads_THD[:, num_q : num_q + num_kv] = self._norm(
-                heads_THD[:, num_q : num_q + num_kv], layer.k_norm_D
-            )
-        _rotate(heads_THD[:, : num_q + num_kv], turns[spec.rope])
-        attention.write(
-            kv_2HNSD, heads_THD[:, num_q : num_q + num_kv], heads_THD[:, num_q + num_kv :], batch.slots
-        )
-        queries_THGD = heads_THD[:, :num_q].view(len(x_TE), num_kv, num_q // num_kv, dim)
-        mixed_TE = attention.attend(queries_THGD, kv_2HNSD, batch, spec.window, config.attention_scale)
-        return layer.output(mixed_TE)
-
-    def _mlp(self, layer: LayerWeights, x_TE: torch.Tensor) -> torch.Tensor:
-        gate_TM, up_TM = layer.gate_up(x_TE).chunk(2, dim=-1)
-        if self.config.activation == "silu":
-            return layer.down(F.silu(gate_TM) * up_TM)
-        return layer.down(F.gelu(gate_TM, approximate="tanh") * up_TM)
+            operations.norm_heads(qkv_THD[:, :num_q], layer.q_norm_D)
+            operations.norm_heads(qkv_THD[:, num_q : num_q + num_kv], layer.k_norm_D)
+        operations.rotate_store(qkv_THD, kv_2HNSD, self._turns[spec.rope], batch)
+        return layer.output(operations.attend(qkv_THD, kv_2HNSD, plan, spec.window))
 
 
-def _rotations(rope: Rope, num_positions: int, device: torch.device) -> torch.Tensor:
-    """The complex number by which each pair is multiplied at each position, [positions, P]."""
+def _turns(rope: Rope, num_positions: int, device: torch.device) -> torch.Tensor:
+    """The complex number by which each pair is multiplied at each position, [X, P]."""
     frequencies_P = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies_P)
     return torch.polar(torch.full_like(angles, rope.scaling), angles).to(device)
-
-
-def _rotate(heads_THD: torch.Tensor, turns_T1P: torch.Tensor) -> None:
-    """Turn the leading pairs of every head, in place, in fp32."""
-    rotated_THR = heads_THD[..., : 2 * turns_T1P.shape[-1]]
-    pairs_THP = torch.view_as_complex(rotated_THR.float().reshape(*rotated_THR.shape[:-1], -1, 2))
-    rotated_THR.copy_(torch.view_as_real(pairs_THP * turns_T1P).flatten(-2))
