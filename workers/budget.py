@@ -4,7 +4,8 @@ The time of a step is modelled as a sum of a constant, a cost per decoding seque
 token and a cost per token of context that is attended to; the four are fitted to the steps as they come,
 by recursive least squares that forget. What the target step time leaves after decoding is spent on
 prompts, and never less than a share of it: a batch that fills the target by itself must not keep those
-who wait from their first token. With nobody decoding there is no one to hold up, and a step takes as much as it may.
+who wait from their first token. With nobody decoding there is no one to hold up, and a step takes as much
+as it may.
 """
 
 from __future__ import annotations

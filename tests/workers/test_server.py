@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 
 from kvcache.events import Cleared, Removed, Stored
-from workers.config import EngineConfig
-from workers.engine import Engine
+from tests.workers.serving import SECRET, wait_idle, worker
 from workers.load.model import LoadedModel
-from workers.loop import EngineLoop
 from workers.sampling.params import SamplingParams
-from workers.server import WireServer
 from workers.wire import (
     AskSnapshot,
     Attach,
@@ -38,7 +34,6 @@ from workers.wire import (
     router_decoder,
 )
 
-SECRET = b"the cluster's secret"
 PROMPT = list(range(2000, 2100))
 
 
@@ -81,68 +76,12 @@ class Router:
         self.writer.close()
 
 
-class Worker:
-    """The engine thread and the wire server, without Ray."""
-
-    def __init__(self, engine: Engine, loop: EngineLoop, server: WireServer, port: int) -> None:
-        self.engine, self.loop, self.server, self.port = engine, loop, server, port
-
-    async def load(self) -> tuple[int, int, int]:
-        """Running, waiting and used blocks, read between two steps."""
-        answer: asyncio.Future[tuple[int, int, int]] = asyncio.get_running_loop().create_future()
-
-        def read(engine: Engine) -> None:
-            load = engine.load
-            counts = (load.num_running, load.num_waiting, load.num_used_blocks)
-            answer.get_loop().call_soon_threadsafe(answer.set_result, counts)
-
-        self.loop.call(read)
-        return await answer
-
-
-@asynccontextmanager
-async def worker(model: LoadedModel) -> AsyncIterator[Worker]:
-    engine = Engine(model, EngineConfig(kv_memory_bytes=64 << 20), hash_key=b"key")
-    events = asyncio.get_running_loop()
-    loop = EngineLoop(
-        engine,
-        publish=lambda output: events.call_soon_threadsafe(server.publish, output),
-        on_failure=lambda error: events.call_soon_threadsafe(pytest.fail, f"the engine died: {error}"),
-    )
-    hello = Hello(
-        worker_id="w",
-        epoch=1,
-        incarnation="i",
-        model="m",
-        role="unified",
-        dtype=engine.dtype,
-        block_tokens=16,
-        num_blocks=engine.load.num_free_blocks,
-        max_context_tokens=engine.max_context_tokens,
-        max_sequences=64,
-        pid=1,
-    )
-    server = WireServer(hello, engine.card, SECRET, loop.call)
-    port = await server.start("127.0.0.1")
-    loop.start()
-    try:
-        yield Worker(engine, loop, server, port)
-    finally:
-        await server.stop()
-        await asyncio.to_thread(loop.stop)
-
-
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(60):
             await test()
 
     asyncio.run(bounded())
-
-
-async def wait_idle(serving: Worker) -> None:
-    while any(await serving.load()):
-        await asyncio.sleep(0.01)
 
 
 def long_request(request_id: str, **fields: object) -> Submit:
