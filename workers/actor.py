@@ -41,17 +41,16 @@ class WorkerActor:
     async def start(self) -> Endpoint:
         """Load the model, warm the engine up, listen. Raises ConfigError if the model cannot be loaded."""
         config = self._config
-        engine = await asyncio.to_thread(self._build_engine)
         events = asyncio.get_running_loop()
-        self._metrics = WorkerMetrics(config.model, config.worker_id, engine.load.num_free_blocks)
         self._loop = EngineLoop(
-            engine,
+            self._build_engine,
             publish=lambda output: events.call_soon_threadsafe(self._publish, output),
             on_failure=self._die,
         )
+        engine = await asyncio.to_thread(self._loop.start)
+        self._metrics = WorkerMetrics(config.model, config.worker_id, engine.load.num_free_blocks)
         self._server = WireServer(self._hello(engine), engine.card, config.secret, self._loop.call)
         port = await self._server.start(config.host)
-        self._loop.start()
         return Endpoint(
             config.worker_id, config.model, config.epoch, self._incarnation, config.host, port, os.getpid()
         )

@@ -1,9 +1,13 @@
-"""The engine thread: the one owner of the engine, its pool and its model.
+"""The engine thread: the one owner of the engine, its pool and its model, from loading to the end.
 
 Commands come in through a thread-safe inbox and are carried out between two steps; each step's output
 leaves through `publish`, called on this thread. While there is nothing to do the thread sleeps in the
-inbox. An exception that the engine itself did not turn into failed requests ends the thread: `failure`
-says why, and the worker with it dies loudly instead of serving from a broken state.
+inbox. An exception that the engine itself did not turn into failed requests ends the thread: `on_failure`
+hears why, and the worker with it dies loudly instead of serving from a broken state.
+
+The engine is built on this thread, because OpenMP gives every thread that computes a team of its own: a
+second team would put more threads than cores under its care, and it then lets them sleep at every barrier,
+which costs a third of the speed of decoding.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from workers.engine import Engine, StepOutput
 
@@ -19,23 +24,26 @@ Command = Callable[[Engine], None]
 
 
 class EngineLoop:
-    """Runs `engine` on its own thread until `stop`; `publish` must be thread-safe and quick."""
+    """Runs what `build` returns until `stop`; `publish` must be thread-safe and quick."""
 
     def __init__(
         self,
-        engine: Engine,
+        build: Callable[[], Engine],
         publish: Callable[[StepOutput], object],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._engine = engine
+        self._build = build
         self._publish = publish
         self._on_failure = on_failure
+        self._built: Future[Engine] = Future()
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._busy_since: float | None = None
 
-    def start(self) -> None:
+    def start(self) -> Engine:
+        """Build the engine and let it run; what it tells of itself may be read. Raises what `build` raises."""
         self._thread.start()
+        return self._built.result()
 
     def call(self, command: Command) -> None:
         """Carry out `command(engine)` before the next step."""
@@ -55,18 +63,24 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while self._drain_inbox():
-                if self._engine.has_work:
+            engine = self._build()
+        except BaseException as error:
+            self._built.set_exception(error)
+            return
+        self._built.set_result(engine)
+        try:
+            while self._drain_inbox(engine):
+                if engine.has_work:
                     self._busy_since = time.monotonic()
-                    output = self._engine.step()
+                    output = engine.step()
                     self._busy_since = None
                     self._publish(output)
         except BaseException as error:
             self._on_failure(error)
 
-    def _drain_inbox(self) -> bool:
+    def _drain_inbox(self, engine: Engine) -> bool:
         """Carry out every waiting command; wait for one if the engine is idle. False: stop."""
-        block = not self._engine.has_work
+        block = not engine.has_work
         while True:
             try:
                 command = self._inbox.get(block=block)
@@ -74,5 +88,5 @@ class EngineLoop:
                 return True
             if command is None:
                 return False
-            command(self._engine)
+            command(engine)
             block = False

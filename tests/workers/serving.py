@@ -47,13 +47,13 @@ class Worker:
 @asynccontextmanager
 async def worker(model: LoadedModel, worker_id: str = "w") -> AsyncIterator[Worker]:
     """Serves `model` as `worker_id`."""
-    engine = Engine(model, EngineConfig(kv_memory_bytes=64 << 20), hash_key=b"key")
     events = asyncio.get_running_loop()
     loop = EngineLoop(
-        engine,
+        lambda: Engine(model, EngineConfig(kv_memory_bytes=64 << 20), hash_key=b"key"),
         publish=lambda output: events.call_soon_threadsafe(server.publish, output),
         on_failure=lambda error: events.call_soon_threadsafe(pytest.fail, f"the engine died: {error}"),
     )
+    engine = await asyncio.to_thread(loop.start)
     hello = Hello(
         worker_id=worker_id,
         epoch=1,
@@ -69,7 +69,6 @@ async def worker(model: LoadedModel, worker_id: str = "w") -> AsyncIterator[Work
     )
     server = WireServer(hello, engine.card, SECRET, loop.call)
     port = await server.start("127.0.0.1")
-    loop.start()
     try:
         yield Worker(worker_id, engine, loop, server, port)
     finally:
