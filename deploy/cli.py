@@ -11,6 +11,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from deploy.bench.command import bench
 from workers.errors import HeadraceError
 
 app = typer.Typer(
@@ -80,6 +81,9 @@ def config(
         return
     checked = load_spec(spec) if spec is not None else default_spec()
     print(yaml.safe_dump(checked.model_dump(mode="json"), sort_keys=False), end="")
+
+
+app.command()(bench)
 
 
 @app.command()

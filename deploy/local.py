@@ -37,8 +37,8 @@ class LocalCluster:
         self._spec = spec
         self._report = report
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self._ray: Any = None  # the module, once it is imported whole
         self._controller: Any = None
-        self._is_up = False
 
     @property
     def url(self) -> str:
@@ -49,7 +49,6 @@ class LocalCluster:
         """Return when every worker is ready and the endpoint answers. Raises ConfigError."""
         processes.adopt_orphans()
         uses_haproxy = environment.prepare(self._folder)
-        self._is_up = True
         self._start_ray()
         self._report("Ray is up")
         self._start_workers()
@@ -63,21 +62,18 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop what was started and end what does not stop. Twice is harmless."""
-        if self._is_up:
-            self._is_up = False
-            import ray
-
-            if self._controller is not None:
-                _bounded(
-                    lambda: ray.get(self._controller.stop.remote(), timeout=STOP_WORKERS_S), STOP_WORKERS_S
-                )
+        ray, self._ray = self._ray, None
+        if ray is not None and self._controller is not None:
+            _bounded(lambda: ray.get(self._controller.stop.remote(), timeout=STOP_WORKERS_S), STOP_WORKERS_S)
+        if ray is not None:
             _bounded(ray.shutdown, STOP_RAY_S)
-            processes.end_all(END_S)
+        processes.end_all(END_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_ray(self) -> None:
         import ray
 
+        self._ray = ray
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, 2),
@@ -88,15 +84,13 @@ class LocalCluster:
         )
 
     def _start_workers(self) -> None:
-        import ray
-
         from cluster.controller import Controller
 
         secret = secrets.token_bytes(32)
         configs = self._spec.worker_configs(secret, os.cpu_count() or 1)
         self._secret = secret
         self._controller = (
-            ray.remote(Controller)
+            self._ray.remote(Controller)
             .options(name=NAME, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, max_concurrency=1000)
             .remote(configs)
         )
@@ -130,9 +124,7 @@ class LocalCluster:
         """Until every worker is ready and the router can reach one of them."""
         seen: dict[str, str] = {}
         while True:
-            import ray
-
-            workers = ray.get(self._controller.status.remote())
+            workers = self._ray.get(self._controller.status.remote())
             for worker in workers:
                 name, state = worker["worker_id"], worker["state"]
                 if state == "failed":

@@ -42,6 +42,7 @@ def serve(spec_path: Path | None, host: str | None, port: int | None, console: C
     try:
         report("starting Ray")
         cluster.start()
+        signals.install()  # Ray has put a handler of its own for SIGTERM
         _announce(spec, cluster.url, console)
         while True:
             time.sleep(3600)
@@ -58,6 +59,9 @@ class _Signals:
     """The first SIGINT or SIGTERM interrupts the main thread, all others are ignored while it cleans up."""
 
     def __init__(self) -> None:
+        self.install()
+
+    def install(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
 

@@ -76,18 +76,24 @@ class Cluster:
         self.seen_pids: set[int] = set()
 
     @classmethod
-    def start(cls, spec: Path | None, log: Path, *extra: str) -> Cluster:
+    def launch(cls, spec: Path | None, log: Path) -> Cluster:
+        """Run the command and return at once."""
         port = free_port()
         command = [sys.executable, "-m", "deploy.cli", "serve", *([str(spec)] if spec else [])]
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [*command, "--port", str(port), *extra],
+                [*command, "--port", str(port)],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        cluster = cls(process, f"http://127.0.0.1:{port}", log)
+        return cls(process, f"http://127.0.0.1:{port}", log)
+
+    @classmethod
+    def start(cls, spec: Path | None, log: Path) -> Cluster:
+        """Run the command and return when it says that it is ready."""
+        cluster = cls.launch(spec, log)
         try:
             wait_for(cluster.has_started, START_S, "the ready line of headrace serve")
         except AssertionError as error:
@@ -104,7 +110,7 @@ class Cluster:
         """Ctrl-C; returns the pids that outlived it, after killing them."""
         pids = descendants(self.process.pid) | self.seen_pids
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            os.killpg(self.process.pid, signal.SIGINT)  # a terminal sends it to the whole group
         deadline = time.monotonic() + timeout_s
         try:
             self.process.wait(timeout_s)

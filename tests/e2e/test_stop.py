@@ -7,7 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster, descendants, is_alive
+import pytest
+
+from tests.e2e.cluster import Cluster, descendants, is_alive, wait_for
 
 
 def test_ctrl_c_stops_every_process_within_10_s(tmp_path: Path) -> None:
@@ -19,6 +21,16 @@ def test_ctrl_c_stops_every_process_within_10_s(tmp_path: Path) -> None:
     assert time.monotonic() - started < 10
     assert not any(is_alive(pid) for pid in pids)
     assert cluster.process.returncode == 0
+
+
+@pytest.mark.parametrize("stage", ["starting Ray", "Ray is up", "router is up"])
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path, stage: str) -> None:
+    cluster = Cluster.launch(None, tmp_path / "log.txt")
+    wait_for(lambda: stage in cluster.log.read_text(), 60, stage)
+    cluster.seen_pids |= descendants(cluster.process.pid)
+    assert cluster.stop(timeout_s=10) == set(), cluster.log.read_text()
+    assert cluster.process.returncode == 0
+    assert "Traceback" not in cluster.log.read_text()
 
 
 def test_a_start_that_fails_is_one_line_with_the_remedy(tmp_path: Path) -> None:
