@@ -25,12 +25,16 @@ def app(folder: str, name: str) -> serve.Application:
         accelerator_config={"kind": "cpu"},
         placement_group_config={"bundles": [{"CPU": 1}]},
         engine_kwargs={"dtype": "bfloat16", "max_model_len": MAX_MODEL_TOKENS},
-        runtime_env={"env_vars": {key: value for key, value in os.environ.items() if key.startswith("VLLM_")}},
+        runtime_env={
+            "env_vars": {key: value for key, value in os.environ.items() if key.startswith("VLLM_")}
+        },
         deployment_config={"num_replicas": 1},
     )
     ingress = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}}
     is_direct = os.environ.get("RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING") == "1"
-    return build_openai_app({"llm_configs": [config], **({} if is_direct else {"ingress_deployment_config": ingress})})
+    return build_openai_app(
+        {"llm_configs": [config], **({} if is_direct else {"ingress_deployment_config": ingress})}
+    )
 
 
 def main() -> None:

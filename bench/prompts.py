@@ -1,0 +1,30 @@
+"""The prompts of a measurement: different for every round, the same for both sides and for the same seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from deploy.bench.request import BenchRequest
+from deploy.bench.words import prose
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is measured: so many requests through so many streams, with outputs of one length."""
+
+    name: str
+    num_streams: int
+    num_requests: int
+    num_words: int
+    num_output_tokens: int
+
+    def requests(self, seed: int, round_: int) -> list[BenchRequest]:
+        """Prose that no other round or point has, so that no prefix is found in a cache."""
+        return [
+            BenchRequest(
+                (prose(random.Random(f"{seed}-{round_}-{self.name}-{number}"), self.num_words),),
+                self.num_output_tokens,
+            )
+            for number in range(self.num_requests)
+        ]
