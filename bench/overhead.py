@@ -1,8 +1,8 @@
 """What the cluster costs over its own engine: TTFT added for a single stream, throughput kept at 16.
 
-One cluster (one worker, one router) and one bare engine with the same configuration are up at the same time and
-measured in turns with the same prompts; whoever is not measured is stopped. The cluster is asked over HTTP with
-text, so HTTP, tokenizing, placement, the worker wire and detokenizing are all in its figures.
+One cluster (one worker, one router) and one bare engine with the same configuration are up at the same time
+and measured in turns with the same prompts; whoever is not measured is stopped. The cluster is asked over
+HTTP with text, so HTTP, tokenizing, placement, the worker wire and detokenizing are all in its figures.
 
     python bench/overhead.py [--rounds N] [--json FILE] [--check]
 """

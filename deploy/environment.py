@@ -24,6 +24,7 @@ def prepare(folder: Path) -> bool:
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # serving is what these processes are for; Ray would put them last
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
         # With either ingress Serve would wait half a minute for load balancers that are not there.
