@@ -41,7 +41,7 @@ class EngineLoop:
         self._busy_since: float | None = None
 
     def start(self) -> Engine:
-        """Build the engine and let it run; what it tells of itself may be read. Raises what `build` raises."""
+        """Build the engine and let it run; what it tells of itself may be read. Raises as `build` does."""
         self._thread.start()
         return self._built.result()
 

@@ -46,3 +46,14 @@ def test_a_start_that_fails_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "/nowhere/model.gguf" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_worker_that_refuses_its_configuration_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text("models: [{name: m, source: 'builtin:smollm2-135m', pools: [{kv: {memory: 64KiB}}]}]\n")
+    cluster = Cluster.launch(spec, tmp_path / "log.txt")
+    wait_for(lambda: cluster.process.poll() is not None, 90, "the start to fail")
+    assert cluster.process.returncode == 2
+    log = cluster.log.read_text()
+    assert "kv.memory of 65536 bytes holds 0 blocks of 16 tokens" in log
+    assert "Traceback" not in log
