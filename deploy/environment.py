@@ -30,6 +30,9 @@ def prepare(folder: Path) -> bool:
         # With either ingress Serve would wait half a minute for load balancers that are not there.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
+        # The router never blocks its loop, so it needs no thread beside Serve's own: with one, every chunk of
+        # every stream would pass through a queue, a task and two wake-ups.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if uses_haproxy else "0",
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if uses_haproxy else "0",
         "TOKENIZERS_PARALLELISM": "false",
