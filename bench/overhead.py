@@ -9,18 +9,16 @@ HTTP with text, so HTTP, tokenizing, placement, the worker wire and detokenizing
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 from pathlib import Path
 
-import machine
 from bare_engine import BareEngine
 from headrace import MODEL, engine_config, spec_of, start_headrace
-from load import Figures, apply_load
 from prompts import Point
 from report import Report, arguments_parser
 from servers import Server
+from turns import ServedSide, Side, Turns
 
 from deploy import processes
 
@@ -29,65 +27,17 @@ SINGLE = Point("1 stream", 1, num_requests=10, num_words=115, num_output_tokens=
 BATCH = Point("16 streams", 16, num_requests=32, num_words=115, num_output_tokens=128)
 MAX_ADDED_TTFT_MS = 5.0
 MIN_THROUGHPUT = 0.95
-QUIET_CORES = 0.2
 
 
-class Overhead:
-    def __init__(self, seed: int, quiet_wait_s: float, cluster: Server, engine: BareEngine) -> None:
-        self._seed = seed
-        self._quiet_wait_s = quiet_wait_s
-        self._cluster = cluster
-        self._engine = engine
-        self.others: list[float] = []  # cores that other processes used meanwhile
-        self.figures: dict[tuple[str, str], list[Figures]] = {}
-
-    def round(self, round_: int) -> None:
-        """Both sides at both points; who comes first alternates."""
-        for point in (SINGLE, BATCH):
-            for side in ("engine", "cluster") if round_ % 2 else ("cluster", "engine"):
-                machine.wait_quiet(QUIET_CORES, self._quiet_wait_s)
-                with machine.Meter() as meter:
-                    figures = (
-                        self._on_cluster(point, round_)
-                        if side == "cluster"
-                        else self._on_engine(point, round_)
-                    )
-                self.others.append(meter.others)
-                self.figures.setdefault((side, point.name), []).append(figures)
-                print(
-                    f"round {round_}, {point.name}, {side}: {figures}, others {meter.others:.2f}",
-                    file=sys.stderr,
-                )
-
-    def forget(self) -> None:
-        """What was measured until now was warm-up."""
-        self.others.clear()
-        self.figures.clear()
-
-    def values(self, side: str, point: Point, figure: str) -> list[float]:
-        return [getattr(figures, figure) for figures in self.figures[side, point.name]]
-
-    def _on_cluster(self, point: Point, round_: int) -> Figures:
-        self._cluster.wake()
-        try:
-            requests = point.requests(self._seed, round_)
-            return asyncio.run(apply_load(self._cluster.url, MODEL, requests, point.num_streams))
-        finally:
-            self._cluster.sleep()
-
-    def _on_engine(self, point: Point, round_: int) -> Figures:
-        return self._engine.measure(point.requests(self._seed, round_), point.num_streams)
-
-
-def report(overhead: Overhead) -> Report:
+def report(turns: Turns, cluster: Side, engine: Side, idle_cores: float) -> Report:
     result = Report("Headrace's cluster against its bare engine", ("cluster", "engine"))
 
     def compare(point: Point, figure: str, name: str, unit: str) -> tuple[float, float]:
         comparison = result.compare(
             f"{point.name}: {name}",
             unit,
-            overhead.values("cluster", point, figure),
-            overhead.values("engine", point, figure),
+            turns.values(cluster, point, figure),
+            turns.values(engine, point, figure),
         )
         return comparison.ratio, comparison.difference
 
@@ -97,7 +47,8 @@ def report(overhead: Overhead) -> Report:
     compare(BATCH, "ttft_ms", "TTFT p50", "ms")
     result.bar("added TTFT p50, 1 stream", added_ms, "≤", MAX_ADDED_TTFT_MS, " ms")
     result.bar("throughput of the cluster to the engine's, 16 streams", kept, "≥", MIN_THROUGHPUT)
-    result.fact("cores used by others, most in one measurement", round(max(overhead.others), 2))
+    result.fact("cores that the cluster uses when nothing is asked of it", round(idle_cores, 3))
+    result.fact("cores used by others, most in one measurement", round(turns.most_disturbed, 2))
     return result
 
 
@@ -105,24 +56,23 @@ def main() -> int:
     arguments = arguments_parser(__doc__ or "", rounds=5).parse_args()
     processes.adopt_orphans()
     engine: BareEngine | None = None
-    cluster: Server | None = None
+    server: Server | None = None
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         try:
             engine = BareEngine(SOURCE, engine_config(spec_of(SOURCE)))
-            cluster = start_headrace(SOURCE, Path(folder))
-            cluster.sleep()
-            overhead = Overhead(arguments.seed, arguments.quiet_wait, cluster, engine)
-            overhead.round(0)
-            overhead.forget()
-            for round_ in range(1, arguments.rounds + 1):
-                overhead.round(round_)
+            server = start_headrace(SOURCE, Path(folder))
+            idle_cores = server.idle_cores()
+            server.sleep()
+            cluster = ServedSide(server, MODEL)
+            turns = Turns(cluster, engine, arguments.seed, arguments.quiet_wait)
+            turns.take((SINGLE, BATCH), arguments.rounds)
         finally:
-            if cluster is not None:
-                cluster.stop()
+            if server is not None:
+                server.stop()
             if engine is not None:
                 engine.stop()
             processes.end_all(1.0)
-    return report(overhead).finish(arguments)
+    return report(turns, cluster, engine, idle_cores).finish(arguments)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ class Point:
     num_words: int
     num_output_tokens: int
 
-    def requests(self, seed: int, round_: int) -> list[BenchRequest]:
-        """Prose that no other round or point has, so that no prefix is found in a cache."""
+    def requests(self, seed: str) -> list[BenchRequest]:
+        """Prose that no other seed or point has, so that no prefix is found in a cache."""
         return [
             BenchRequest(
-                (prose(random.Random(f"{seed}-{round_}-{self.name}-{number}"), self.num_words),),
+                (prose(random.Random(f"{seed}-{self.name}-{number}"), self.num_words),),
                 self.num_output_tokens,
             )
             for number in range(self.num_requests)

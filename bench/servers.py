@@ -22,6 +22,7 @@ import machine
 STOP_S = 20.0
 WAKE_S = 60.0
 POLL_S = 0.1
+IDLE_S = 5.0
 NUM_CALM_ANSWERS = 5  # in a row, before a server counts as awake
 CALM_S = 0.25
 
@@ -75,6 +76,13 @@ class Server:
             if time.monotonic() > deadline_s:
                 raise ServerFailed(f"{self.name} did not serve within {timeout_s:g} s:\n{self._log_end()}")
             time.sleep(POLL_S)
+
+    def idle_cores(self) -> float:
+        """What the whole tree uses while nothing is asked of it."""
+        pids = machine.tree(self.pid)
+        before_s, started_s = machine.cpu_s(pids), time.monotonic()
+        time.sleep(IDLE_S)
+        return (machine.cpu_s(pids) - before_s) / (time.monotonic() - started_s)
 
     def sleep(self) -> None:
         machine.pause(self.pid)

@@ -63,8 +63,12 @@ class Worker:
         self.endpoint = await asyncio.wait_for(self.actor.start.remote(), START_S)
 
     async def ping(self) -> None:
-        """Ask for its numbers. Raises if its engine is stuck or it does not answer."""
-        self.exposition = await asyncio.wait_for(self.actor.ping.remote(), PING_DEADLINE_S)
+        """Raises if its engine is stuck or it does not answer."""
+        await asyncio.wait_for(self.actor.ping.remote(), PING_DEADLINE_S)
+
+    async def refresh(self) -> None:
+        """Ask for its numbers."""
+        self.exposition = await self.actor.exposition.remote()
 
     def kill(self) -> None:
         """End the incarnation, whatever it is doing. Killing twice is harmless."""
@@ -118,13 +122,11 @@ class Controller:
         The router that asks brings its own; so whichever is asked, no counter ever goes back.
         """
         await self.push_exposition(replica, text)
-        pings = [asyncio.ensure_future(worker.ping()) for worker in self._ready]
-        if pings:
-            await asyncio.wait(pings, timeout=FRESH_S)
-        for ping in pings:
-            ping.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # the keeper deals with it
+        asked = [asyncio.ensure_future(worker.refresh()) for worker in self._ready]
+        if asked:
+            await asyncio.wait(asked, timeout=FRESH_S)
+        for answer in asked:
+            answer.add_done_callback(_retrieve)
         horizon = time.monotonic() - EXPOSITION_AGE_S
         self._pushed = {name: entry for name, entry in self._pushed.items() if entry[0] > horizon}
         return [worker.exposition for worker in self._ready] + [text for _, text in self._pushed.values()]
@@ -195,3 +197,9 @@ class Controller:
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
+
+
+def _retrieve(answer: asyncio.Future[None]) -> None:
+    """A worker that cannot tell its numbers has died: its keeper deals with that."""
+    if not answer.cancelled():
+        answer.exception()

@@ -27,6 +27,12 @@ def prepare(folder: Path) -> bool:
         "RAY_worker_niceness": "0",  # serving is what these processes are for; Ray would put them last
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+        # On two cores every percent that Ray uses while idle is taken from the workers' steps twice over,
+        # because both of a worker's threads wait for the slower one.
+        "RAY_enable_metrics_collection": "0",
+        "RAY_raylet_report_resources_period_milliseconds": "1000",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         # With either ingress Serve would wait half a minute for load balancers that are not there.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",

@@ -24,7 +24,7 @@ from router import exposition
 from router.api.models import model_body, models_body
 from router.api.writer import new_id
 from router.config import RouterConfig
-from router.control import PUSH_S, Control
+from router.control import IDLE_PUSH_S, PUSH_S, Control
 from router.endpoint import CHAT, COMPLETIONS, Endpoint
 from router.exchange import Exchange
 from router.fleet import Fleet
@@ -140,7 +140,11 @@ class Router:
 
     async def _push(self) -> None:
         """Tell the controller this replica's numbers, so that any replica can be asked for all of them."""
+        told, told_s = -1, 0.0
         while True:
-            with contextlib.suppress(NoWorker):  # the controller is away; the next push will do
-                await self._control.push(self._replica, self._metrics.exposition())
+            num_changes, now_s = self._metrics.num_changes, time.monotonic()
+            if num_changes != told or now_s - told_s > IDLE_PUSH_S:
+                with contextlib.suppress(NoWorker):  # the controller is away; a later push will do
+                    await self._control.push(self._replica, self._metrics.exposition())
+                    told, told_s = num_changes, now_s
             await asyncio.sleep(PUSH_S)

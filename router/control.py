@@ -11,7 +11,8 @@ from cluster.membership import NAME, NAMESPACE, POLL_S, Membership
 from workers.errors import NoWorker
 
 CALL_S = 2.0
-PUSH_S = 1.0
+PUSH_S = 1.0  # between two pushes while requests come and go
+IDLE_PUSH_S = 4.0  # while nothing happens; the controller forgets a router after 10 s
 
 
 class Control:

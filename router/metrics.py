@@ -29,6 +29,7 @@ class Series:
     """The series of one (model, endpoint)."""
 
     def __init__(self, metrics: RouterMetrics, model: str, endpoint: str) -> None:
+        self._metrics = metrics
         values = self._values = (model, endpoint, metrics.replica)
         self._requests = metrics.requests
         self.ttft = metrics.ttft.labels(*values)
@@ -41,8 +42,14 @@ class Series:
         self.cancelled = metrics.cancelled.labels(*values)
         self.in_flight = metrics.in_flight.labels(*values)
 
+    def begin(self) -> None:
+        """One request has begun."""
+        self._metrics.num_changes += 1
+        self.in_flight.inc()
+
     def count(self, status: int) -> None:
         """One request has ended with `status`."""
+        self._metrics.num_changes += 1
         self._requests.labels(*self._values, str(status)).inc()
 
 
@@ -51,6 +58,7 @@ class RouterMetrics:
 
     def __init__(self, replica: str) -> None:
         self.replica = replica
+        self.num_changes = 0  # grows whenever a request begins or ends
         self._registry = registry = CollectorRegistry()
         self._series: dict[tuple[str, str], Series] = {}
 
@@ -103,7 +111,7 @@ class RequestMeter:
         self._started_s = started_s
         self._last_s: dict[int, float] = {}  # by choice: when its latest token left
         self._has_ended = False
-        series.in_flight.inc()
+        series.begin()
 
     def observe(self, choice: int, num_tokens: int, now_s: float) -> None:
         """`num_tokens` tokens of a choice leave for the client, in one write."""

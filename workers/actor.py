@@ -59,16 +59,19 @@ class WorkerActor:
         """Return when the worker was told to stop; a worker that dies makes this call fail instead."""
         await self._ended.wait()
 
-    async def ping(self) -> str:
-        """The worker's Prometheus exposition. Raises RuntimeError if its engine is stuck in a step."""
-        if self._loop is None or self._metrics is None:
+    async def ping(self) -> None:
+        """Raises RuntimeError if the engine is stuck in a step."""
+        if self._loop is None:
             raise RuntimeError(f"worker {self._config.worker_id} has not started")
         if self._loop.stalled_s > STALL_S:
             raise RuntimeError(
                 f"worker {self._config.worker_id} has spent {self._loop.stalled_s:.0f} s in one step "
                 f"(limit {STALL_S:.0f} s)"
             )
-        return self._metrics.exposition()
+
+    async def exposition(self) -> str:
+        """The worker's Prometheus text."""
+        return self._metrics.exposition() if self._metrics is not None else ""
 
     async def drain(self) -> None:
         """Take no new requests; those that run go on."""
