@@ -17,7 +17,7 @@ from bare_engine import BareEngine
 from headrace import MODEL, engine_config, spec_of, start_headrace
 from prompts import Point
 from report import Report, arguments_parser
-from servers import Server
+from servers import Server, end_cleanly_on_sigterm
 from turns import ServedSide, Side, Turns
 
 from deploy import processes
@@ -55,6 +55,7 @@ def report(turns: Turns, cluster: Side, engine: Side, idle_cores: float) -> Repo
 def main() -> int:
     arguments = arguments_parser(__doc__ or "", rounds=5).parse_args()
     processes.adopt_orphans()
+    end_cleanly_on_sigterm()
     engine: BareEngine | None = None
     server: Server | None = None
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:

@@ -23,7 +23,7 @@ from headrace import MODEL, start_headrace
 from load import LoadFailed, apply_load
 from prompts import Point
 from report import Report, arguments_parser
-from servers import Server, ServerFailed, free_port
+from servers import Server, ServerFailed, end_cleanly_on_sigterm, free_port
 from turns import ServedSide, Side, Turns
 
 from deploy import processes
@@ -68,7 +68,7 @@ def start_rival(venv: Path, model: Path, folder: Path) -> Server:
 def _wait_answer(server: Server) -> None:
     """Its ingress lists the model before the engine behind it has started."""
     deadline_s = time.monotonic() + RIVAL_START_S
-    request = Point("first", 1, 1, 8, 2).requests("")
+    request = Point("first", 1, 1, 8, 2).requests("first")
     while True:
         try:
             asyncio.run(apply_load(server.url, MODEL, request, 1))
@@ -110,6 +110,7 @@ def main() -> int:
     if arguments.prepare:
         return 0
     processes.adopt_orphans()
+    end_cleanly_on_sigterm()
     servers: list[Server] = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         try:

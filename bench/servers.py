@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,12 +24,16 @@ STOP_S = 20.0
 WAKE_S = 60.0
 POLL_S = 0.1
 IDLE_S = 5.0
-NUM_CALM_ANSWERS = 5  # in a row, before a server counts as awake
-CALM_S = 0.25
+CALM_S = 3.0  # without a failed answer; by then timers that ran out during the sleep have had their say
 
 
 class ServerFailed(Exception):
     """The server ended, or did not answer in time; the message has the end of its log."""
+
+
+def end_cleanly_on_sigterm() -> None:
+    """SIGTERM ends the bench by SystemExit, so that the servers it started, asleep or not, end with it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def free_port() -> int:
@@ -88,15 +93,16 @@ class Server:
         machine.pause(self.pid)
 
     def wake(self) -> None:
-        """Return when it has answered a few times in a row. Raises ServerFailed."""
+        """Return when it has answered without fail for a while. Raises ServerFailed."""
         machine.resume(self.pid)
-        num_calm = 0
         deadline_s = time.monotonic() + WAKE_S
-        while num_calm < NUM_CALM_ANSWERS:
-            num_calm = num_calm + 1 if self._answers() else 0
+        calm_since_s = time.monotonic()
+        while time.monotonic() - calm_since_s < CALM_S:
+            if not self._answers():
+                calm_since_s = time.monotonic()
             if time.monotonic() > deadline_s:
                 raise ServerFailed(f"{self.name} did not wake up within {WAKE_S:g} s:\n{self._log_end()}")
-            time.sleep(CALM_S)
+            time.sleep(POLL_S)
 
     def stop(self) -> None:
         """Ctrl-C, then the hard way for whatever is left of the tree."""

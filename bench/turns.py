@@ -92,7 +92,7 @@ class Turns:
                 figures = side.measure(requests, point.num_streams)
             print(
                 f"round {round_}, {point.name}, {side.name}: {figures.tokens_per_s:.1f} tokens/s, "
-                f"TTFT {figures.ttft_ms:.1f} ms, ITL {figures.itl_ms:.1f} ms, others {meter.others:.2f} cores",
+                f"TTFT {figures.ttft_ms:.1f} ms, ITL {figures.itl_ms:.1f} ms, others {meter.others:.2f}",
                 file=sys.stderr,
             )
             if best is None or meter.others < best[1]:

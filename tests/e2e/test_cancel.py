@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -19,11 +19,14 @@ LONG: dict[str, Any] = {
 }
 
 
-def open_request(cluster: Cluster, **fields: Any) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=30)
-    connection.request(
-        "POST", "/v1/completions", json.dumps({**LONG, **fields}), {"content-type": "application/json"}
-    )
+def open_request(cluster: Cluster, **fields: Any) -> socket.socket:
+    """A request that is under way. Head and body leave in one packet: HAProxy 2.8 does not see a client leave
+    before the first byte of the answer if they came apart (docs/design/ingress.md)."""
+    host, port = cluster.url.removeprefix("http://").split(":")
+    body = json.dumps({**LONG, **fields})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
     return connection
 
 
@@ -33,7 +36,7 @@ def test_a_client_that_leaves_while_decoding_frees_its_blocks(cluster: Cluster, 
     connection = open_request(cluster, stream=stream)
     wait_for(lambda: cluster.metrics("headrace_worker_running_sequences") == 1, 10, "the request to run")
     if stream:
-        assert connection.getresponse().read(20)
+        assert connection.recv(20)
     connection.close()
     cluster.wait_idle()
 
@@ -42,8 +45,8 @@ def test_a_client_that_leaves_while_decoding_frees_its_blocks(cluster: Cluster, 
 def test_a_client_that_leaves_before_the_first_token_frees_its_blocks(cluster: Cluster, stream: bool) -> None:
     cluster.wait_idle()
     before = cluster.metrics("headrace_worker_tokens_total", phase="prefill")
-    connection = open_request(cluster, stream=stream, prompt="water " * 7000, max_tokens=100)
+    connection = open_request(cluster, stream=stream, prompt=[4093 + stream] * 2000, max_tokens=900)
     wait_for(lambda: not cluster.is_idle(), 10, "the prompt to be worked on")
     connection.close()
     cluster.wait_idle()
-    assert cluster.metrics("headrace_worker_tokens_total", phase="prefill") - before < 7000
+    assert cluster.metrics("headrace_worker_tokens_total", phase="prefill") - before < 2000

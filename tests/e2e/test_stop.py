@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import subprocess
 import sys
 import time
@@ -12,15 +14,31 @@ import pytest
 from tests.e2e.cluster import Cluster, descendants, is_alive, wait_for
 
 
-def test_ctrl_c_stops_every_process_within_10_s(tmp_path: Path) -> None:
+def test_one_replica_sees_a_client_leave_and_ctrl_c_stops_every_process_within_10_s(tmp_path: Path) -> None:
+    """The default cluster: one replica, on the endpoint's own port."""
     cluster = Cluster.start(None, tmp_path / "log.txt")
-    pids = descendants(cluster.process.pid)
-    assert len(pids) >= 4  # Ray's own processes, a worker, a router
-    started = time.monotonic()
-    assert cluster.stop(timeout_s=10) == set()
+    try:
+        for stream in (False, True):
+            assert_a_leaving_client_is_noticed(cluster, stream)
+        pids = descendants(cluster.process.pid)
+        assert len(pids) >= 4  # Ray's own processes, a worker, a router
+    finally:
+        started = time.monotonic()
+        survivors = cluster.stop(timeout_s=10)
+    assert survivors == set()
     assert time.monotonic() - started < 10
     assert not any(is_alive(pid) for pid in pids)
     assert cluster.process.returncode == 0
+
+
+def assert_a_leaving_client_is_noticed(cluster: Cluster, stream: bool) -> None:
+    """Before the first byte, with head and body sent apart, as most clients do."""
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=30)
+    fields = {"model": "smollm2-135m", "prompt": "water " * 7000, "max_tokens": 900, "stream": stream}
+    connection.request("POST", "/v1/completions", json.dumps(fields), {"content-type": "application/json"})
+    wait_for(lambda: not cluster.is_idle(), 10, "the prompt to be worked on")
+    connection.close()
+    cluster.wait_idle()
 
 
 @pytest.mark.parametrize("stage", ["starting Ray", "Ray is up", "router is up"])
