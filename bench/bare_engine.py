@@ -68,7 +68,7 @@ class _Driver:
         from workers.engine import Engine
         from workers.load.model import load_model
 
-        model = load_model(source, config.weights, name="bench", device=config.device)
+        model = load_model(source, config.weights, name="bench", device=config.device, kernels=config.kernels)
         self._engine = Engine(model, config, hash_key=b"bench")
         self._engine.warm_up()
         self._tokenizer: Any = Tokenizer.from_str(model.card.tokenizer_json.decode())

@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 class KvSpec(Section):
     memory: Bytes = Field(1 << 30, description="Memory for the KV cache of one worker.")
-    block_tokens: Literal[8, 16, 32, 64] = Field(16, description="Tokens in one KV block.")
+    block_tokens: Literal[16, 32, 64] = Field(16, description="Tokens in one KV block.")
 
 
 class PoolSpec(Section):

@@ -88,12 +88,17 @@ class WorkerActor:
 
     def _build_engine(self) -> Engine:
         config = self._config
+        engine_config = config.engine
         model = load_model(
-            config.source, config.engine.weights, name=config.model, device=config.engine.device
+            config.source,
+            engine_config.weights,
+            name=config.model,
+            device=engine_config.device,
+            kernels=engine_config.kernels,
         )
         # Workers of one cluster share the key, so that equal prefixes have equal hashes everywhere.
         hash_key = hmac.digest(config.secret, b"headrace-kv-hash", hashlib.sha256)
-        engine = Engine(model, config.engine, hash_key)
+        engine = Engine(model, engine_config, hash_key)
         engine.warm_up()
         return engine
 

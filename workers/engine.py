@@ -86,7 +86,6 @@ class Engine:
         self._cache = KvCache.sized(
             model.config, config.kv_memory_bytes, config.block_tokens, decoder.dtype, decoder.device
         )
-        self._operations = decoder.operations(config.block_tokens, native_kernels=config.kernels == "auto")
         self._pool = BlockPool(self._cache.num_blocks)
         self.max_context_tokens = min(
             model.config.max_context_tokens,
@@ -208,9 +207,7 @@ class Engine:
     def _advance(self, schedule: Schedule, output: StepOutput) -> None:
         started = self._clock()
         chunks = schedule.chunks
-        hidden_RE = self._model.decoder.forward(
-            [self._chunk(chunk) for chunk in chunks], self._cache, self._operations
-        )
+        hidden_RE = self._model.decoder.forward([self._chunk(chunk) for chunk in chunks], self._cache)
         sampling = self._take_prompt_logprobs(chunks, hidden_RE)
         samplers = [chunk.sequence for chunk in chunks if chunk.samples]
         firsts = {sequence for sequence in samplers if not sequence.num_output_tokens}

@@ -40,12 +40,11 @@ def test_logits_agree_however_the_prompt_is_cut(pair: tuple[object, LoadedModel]
     ids = prompt()
     expected = reference(torch.tensor([ids])).logits[0]  # type: ignore[operator]
     cache = KvCache.sized(ours.config, 8 << 20, 16, ours.dtype, torch.device("cpu"))
-    operations = ours.decoder.operations(16)
     table = list(range(1, 8))
     for cuts in ([0, NUM_PROMPT], [0, 7, 40, 41, NUM_PROMPT]):
         hidden = torch.cat(
             [
-                ours.decoder.forward([Chunk(ids[first:last], first, table, "all")], cache, operations)
+                ours.decoder.forward([Chunk(ids[first:last], first, table, "all")], cache)
                 for first, last in itertools.pairwise(cuts)
             ]
         )

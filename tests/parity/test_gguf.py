@@ -93,8 +93,7 @@ def test_a_file_gives_the_logits_of_the_model_it_holds(
     expected = reference(torch.tensor([ids])).logits[0]
     decoder = assemble(checkpoint, torch.float32, torch.device("cpu"))
     cache = KvCache.sized(decoder.config, 1 << 20, 16, torch.float32, torch.device("cpu"))
-    operations = decoder.operations(16)
-    actual = decoder.logits(decoder.forward([Chunk(ids, 0, [1, 2, 3], "all")], cache, operations))
+    actual = decoder.logits(decoder.forward([Chunk(ids, 0, [1, 2, 3], "all")], cache))
     assert (actual - expected).abs().max().item() < 1e-3
 
 

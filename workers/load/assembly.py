@@ -11,16 +11,27 @@ from collections.abc import Iterable
 
 import torch
 
+from workers.config import Kernels
 from workers.errors import ConfigError
 from workers.load.checkpoint import Checkpoint
 from workers.model.config import ModelConfig
-from workers.model.decoder import Decoder, DecoderWeights, LayerWeights
-from workers.model.linear import Linear
+from workers.model.decoder import Decoder
+from workers.model.native import decoder as native
+from workers.model.torch_decoder import TorchDecoder
+from workers.model.weights import DecoderWeights, LayerWeights, Projection
 
 
-def assemble(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """The decoder, its weights in `dtype` on `device`. Raises ConfigError if the tensors do not fit."""
-    return Decoder(checkpoint.config, _Assembly(checkpoint, dtype, device).weights())
+def assemble(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels = "auto"
+) -> Decoder:
+    """The fastest decoder there is for this model here, its weights in `dtype` on `device`.
+
+    Raises ConfigError if the tensors do not fit.
+    """
+    weights = _Assembly(checkpoint, dtype, device).weights()
+    if kernels == "auto" and native.supports(checkpoint.config, dtype, device):
+        return native.NativeDecoder(checkpoint.config, weights)
+    return TorchDecoder(checkpoint.config, weights)
 
 
 class _Assembly:
@@ -38,12 +49,12 @@ class _Assembly:
             head = self._read("head.weight", (config.vocab_size, config.hidden_size))
         return DecoderWeights(
             embedding_VE=embedding,
-            layers=[self._layer(index) for index in range(config.num_layers)],
+            layers=(self._layer(index) for index in range(config.num_layers)),
             norm_E=self._norm("norm", config.hidden_size),
-            head=Linear(head),
+            head=Projection(head),
         )
 
-    def _layer(self, index: int) -> LayerWeights:
+    def _layer(self, index: int) -> LayerWeights[Projection]:
         config, name = self._config, f"layers.{index}."
         hidden, sandwich = config.hidden_size, config.has_sandwich_norms
         mixed = config.num_heads * config.head_dim
@@ -61,7 +72,7 @@ class _Assembly:
             after_mlp_norm_E=self._norm(name + "after_mlp_norm", hidden) if sandwich else None,
         )
 
-    def _qkv(self, name: str) -> Linear:
+    def _qkv(self, name: str) -> Projection:
         config = self._config
         rows = [
             config.num_heads * config.head_dim,
@@ -84,18 +95,18 @@ class _Assembly:
             ]
         for group in (parts, split):
             group[:2] = [self._paired(tensor) for tensor in group[:2]]
-        return Linear(torch.cat(parts), torch.cat(split) if split else None)
+        return Projection(torch.cat(parts), torch.cat(split) if split else None)
 
-    def _gate_up(self, name: str) -> Linear:
+    def _gate_up(self, name: str) -> Projection:
         config = self._config
         if f"{name}gate_up.weight" in self._checkpoint:
             return self._linear([name + "gate_up"], 2 * config.intermediate_size, config.hidden_size)
         return self._linear([name + "gate", name + "up"], config.intermediate_size, config.hidden_size)
 
-    def _linear(self, names: list[str], rows: int, columns: int) -> Linear:
+    def _linear(self, names: list[str], rows: int, columns: int) -> Projection:
         """One matrix of several that each have `rows` rows."""
         weights = [self._read(f"{name}.weight", (rows, columns)) for name in names]
-        return Linear(torch.cat(weights), self._biases(names, rows))
+        return Projection(torch.cat(weights), self._biases(names, rows))
 
     def _biases(self, names: Iterable[str], rows: int) -> torch.Tensor | None:
         present = [name for name in names if f"{name}.bias" in self._checkpoint]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.config import Weights
+from workers.config import Kernels, Weights
 from workers.errors import ConfigError
 from workers.load.assembly import assemble
 from workers.load.card import describe
@@ -38,7 +38,9 @@ class LoadedModel:
         return self.decoder.dtype
 
 
-def load_model(source: str, weights: Weights, *, name: str, device: str = "cpu") -> LoadedModel:
+def load_model(
+    source: str, weights: Weights, *, name: str, device: str = "cpu", kernels: Kernels = "auto"
+) -> LoadedModel:
     """Load the model that clients call `name`. `device` is "cpu", "cuda" or "auto".
 
     Raises ConfigError if the source, a format in it or the device is not to be had.
@@ -47,7 +49,7 @@ def load_model(source: str, weights: Weights, *, name: str, device: str = "cpu")
     path = resolve(source)
     checkpoint: Checkpoint = GgufCheckpoint(path) if path.suffix == ".gguf" else DirectoryCheckpoint(path)
     card = describe(checkpoint, name, created=int(path.stat().st_mtime))
-    return LoadedModel(assemble(checkpoint, _dtype(weights, target), target), card)
+    return LoadedModel(assemble(checkpoint, _dtype(weights, target), target, kernels), card)
 
 
 def _device(device: str) -> torch.device:

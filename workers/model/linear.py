@@ -1,4 +1,4 @@
-"""Linear layers, in the form that is fastest where they run.
+"""Linear layers, in the form that is fastest for torch where they run.
 
 On a CPU that computes in bf16, oneDNN's own weight layout is 1.3 to 2.2 times as fast as a plain weight
 at the few rows of a decode step (docs/design/engine.md), so weights are packed once when loaded.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from workers.model.weights import Projection
+
 
 class Linear:
     """y_TO = x_TI · weight_OI' + bias_O."""
 
-    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> None:
-        self._bias = bias_O
+    def __init__(self, projection: Projection) -> None:
+        weight_OI = projection.weight_OI
+        self._bias = projection.bias_O
         self._is_packed = weight_OI.device.type == "cpu" and weight_OI.dtype is torch.bfloat16
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI) if self._is_packed else weight_OI
 

@@ -1,18 +1,18 @@
-"""The decoder's operations in torch, for any device and type.
+"""What a decoder does besides its linear layers, in torch, for any device and type.
 
 Attention gathers keys and values of a group of sequences, then does two batched products. The query heads
 that share a KV head are folded into the query axis, so that each KV head is one product and is never
 repeated in memory; on a CPU this is 4 to 13 times as fast as torch's fused attention at one query per
-sequence. Keys are padded to a multiple of 32 tokens: with that, and at least two rows in a step, a row's
+sequence. Keys are padded to a multiple of 64 tokens: with that, and at least two rows in a step, a row's
 result is bit for bit the same whatever else is in the step (docs/design/engine.md).
 
-Shapes as in `operations.py`, and: B sequences of a group, Q queries of each, G query heads per KV head,
+Shapes: T rows, E hidden size, M intermediate size, A query heads, H KV heads, D head dimension, N blocks,
+S tokens of a block, P rotated pairs; B sequences of a group, Q queries of each, G query heads per KV head,
 K keys.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from workers.model.batch import Batch, Chunk
 from workers.model.config import ModelConfig
 
-KEY_MULTIPLE = 32
+KEY_MULTIPLE = 64  # a multiple of every block size, too
 TILE_QUERIES = 64
 SMALL_KEYS = 256  # below this, padding costs less than one more group
 
@@ -51,29 +51,29 @@ class Group:
 
 
 class TorchOperations:
-    """See `Operations`."""
+    """Of one model on one device."""
 
-    def __init__(
-        self, config: ModelConfig, block_tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
         self._group_size = config.num_heads // config.num_kv_heads
         self._windows = {layer.window for layer in config.layers}
-        self._block_tokens = block_tokens
-        self._key_multiple = math.lcm(KEY_MULTIPLE, block_tokens)
         self._dtype = dtype
         self._device = device
 
     def norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
+        """RMS norm of each row."""
         return F.rms_norm(x_TE, weight_E.shape, weight_E, self._config.norm_eps)
 
     def add_norm(self, residual_TE: torch.Tensor, x_TE: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
+        """Add `x_TE` to the residual, in place, and return the norm of that."""
         return self.norm(residual_TE.add_(x_TE), weight_E)
 
     def norm_heads(self, heads_THD: torch.Tensor, weight_D: torch.Tensor) -> None:
+        """RMS norm of each head, in place; `heads_THD` is a view of some heads of a larger tensor."""
         heads_THD.copy_(self.norm(heads_THD, weight_D))
 
     def gate(self, gate_up_T2M: torch.Tensor) -> torch.Tensor:
+        """activation(gate) · up, [T, M]."""
         gate_TM, up_TM = gate_up_T2M.chunk(2, dim=-1)
         if self._config.activation == "silu":
             return F.silu(gate_TM) * up_TM
@@ -82,6 +82,10 @@ class TorchOperations:
     def rotate_store(
         self, qkv_THD: torch.Tensor, kv_2HNSD: torch.Tensor, turns_XP: torch.Tensor, batch: Batch
     ) -> None:
+        """Turn the q and k heads by their position, in place, and put k and v into their slots.
+
+        `qkv_THD` has A + 2H heads; `turns_XP` the complex number for each pair at each position.
+        """
         num_q, num_kv = self._config.num_heads, self._config.num_kv_heads
         turns_T1P = turns_XP.index_select(0, batch.positions).unsqueeze(1)
         rotated_THR = qkv_THD[:, : num_q + num_kv, : 2 * turns_XP.shape[-1]]
@@ -94,6 +98,7 @@ class TorchOperations:
     def attend(
         self, qkv_THD: torch.Tensor, kv_2HNSD: torch.Tensor, plan: list[Group], window: int | None
     ) -> torch.Tensor:
+        """What each row's query heads take from the tokens they see, [T, A·D]."""
         config = self._config
         shape = (len(qkv_THD), config.num_kv_heads, self._group_size, config.head_dim)
         queries_THGD = qkv_THD[:, : config.num_heads].view(shape)
@@ -110,8 +115,9 @@ class TorchOperations:
                 out_TE[tile.first : tile.last] = self._unfold(torch.bmm(weights, v), group.num_sequences)
         return out_TE
 
-    def plan(self, batch: Batch) -> list[Group]:
-        return [self._group(part, first) for part, first in _parts(batch.chunks)]
+    def plan(self, batch: Batch, block_tokens: int) -> list[Group]:
+        """What attention can work out once for all layers of a step."""
+        return [self._group(part, first, block_tokens) for part, first in _parts(batch.chunks)]
 
     def _unfold(self, mixed: torch.Tensor, num_sequences: int) -> torch.Tensor:
         """[H·B, Q·G, D] to [B·Q, H·G·D]."""
@@ -119,8 +125,8 @@ class TorchOperations:
         split = mixed.view(config.num_kv_heads, num_sequences, -1, self._group_size, config.head_dim)
         return split.permute(1, 2, 0, 3, 4).reshape(-1, config.num_heads * config.head_dim)
 
-    def _group(self, part: list[Chunk], first: int) -> Group:
-        num_blocks = self._padded(max(chunk.end for chunk in part)) // self._block_tokens
+    def _group(self, part: list[Chunk], first: int, block_tokens: int) -> Group:
+        num_blocks = _padded(max(chunk.end for chunk in part)) // block_tokens
         blocks: list[int] = []
         for chunk in part:
             table = chunk.block_table[:num_blocks]
@@ -135,7 +141,7 @@ class TorchOperations:
 
     def _decode_tile(self, part: list[Chunk], first: int) -> Tile:
         """One query of each sequence: the mask differs by sequence and is the same for all heads."""
-        num_keys = self._padded(max(chunk.end for chunk in part))
+        num_keys = _padded(max(chunk.end for chunk in part))
         positions_B1 = torch.tensor([[chunk.start] for chunk in part], device=self._device)
         biases = {
             window: self._bias(positions_B1, num_keys, window)
@@ -149,7 +155,7 @@ class TorchOperations:
         """Consecutive queries of one sequence, which see no keys past the last of them."""
         count = min(TILE_QUERIES, len(chunk.token_ids) - offset)
         start = chunk.start + offset
-        num_keys = self._padded(start + count)
+        num_keys = _padded(start + count)
         positions_Q1 = torch.arange(start, start + count, device=self._device).unsqueeze(1)
         biases = {
             window: self._bias(positions_Q1, num_keys, window)
@@ -167,8 +173,9 @@ class TorchOperations:
         bias = torch.zeros(is_hidden.shape, dtype=self._dtype, device=self._device)
         return bias.masked_fill_(is_hidden, float("-inf"))
 
-    def _padded(self, num_keys: int) -> int:
-        return -(-num_keys // self._key_multiple) * self._key_multiple
+
+def _padded(num_keys: int) -> int:
+    return -(-num_keys // KEY_MULTIPLE) * KEY_MULTIPLE
 
 
 def _parts(chunks: list[Chunk]) -> Iterable[tuple[list[Chunk], int]]:

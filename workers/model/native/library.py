@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` for this very CPU, once, and loads it.
+"""Compiles `tape.c` for this very CPU, once, and loads it.
 
 The result is kept in the user's cache under a name that holds everything it depends on. Where there is no
 compiler, or no CPU that multiplies bf16, there is no library, and the torch operations do the work.
@@ -19,19 +19,10 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.c")
+FOLDER = Path(__file__).parent
+MAIN = FOLDER / "tape.c"
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 COMPILE_S = 120.0
-
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-SIGNATURES = {
-    "headrace_norm": [_POINTER] * 3 + [_INT] * 2 + [_FLOAT, _INT],
-    "headrace_add_norm": [_POINTER] * 4 + [_INT] * 2 + [_FLOAT, _INT],
-    "headrace_norm_heads": [_POINTER] * 2 + [_INT] * 4 + [_FLOAT, _INT],
-    "headrace_gate": [_POINTER] * 2 + [_INT] * 4,
-    "headrace_rotate_store": [_POINTER] * 5 + [_INT] * 5 + [_LONG, _INT],
-    "headrace_attend": [_POINTER] * 4 + [_INT, _POINTER] + [_INT] * 4 + [_LONG, _INT, _FLOAT, _INT],
-}
 
 
 @functools.cache
@@ -42,7 +33,8 @@ def load() -> ctypes.CDLL | None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if "avx512_bf16" not in features or compiler is None:
         return None
-    key = hashlib.sha256("|".join([SOURCE.read_text(), *FLAGS, features]).encode()).hexdigest()[:24]
+    sources = [path.read_text() for path in sorted(FOLDER.glob("*.[ch]"))]
+    key = hashlib.sha256("|".join([*sources, *FLAGS, features]).encode()).hexdigest()[:24]
     path = _cache_folder() / f"kernels-{key}.so"
     try:
         if not path.exists():
@@ -52,9 +44,9 @@ def load() -> ctypes.CDLL | None:
         detail = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         logger.warning("the native kernels cannot be built, torch's operations are used instead: %s", detail)
         return None
-    for name, types in SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    library.headrace_run.argtypes = (pointer, integer, pointer, pointer, integer)
+    library.headrace_run.restype = integer
     return library
 
 
@@ -62,7 +54,7 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        command = [compiler, *FLAGS, str(MAIN), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_S)
         built.replace(path)  # workers that start together each build it; the last one wins
 

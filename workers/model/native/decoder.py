@@ -1,0 +1,236 @@
+"""The decoder on CPUs that multiply bf16: its forward pass is one tape, run by one call.
+
+The last layer computes keys and values of every row, and what follows them for the wanted rows only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+
+from workers.model.batch import Chunk
+from workers.model.cache import KvCache
+from workers.model.config import ModelConfig
+from workers.model.native import library
+from workers.model.native.arena import Arena
+from workers.model.native.layout import Layout
+from workers.model.native.tape import NUM_BUFFERS, Code, Form, Panels, Rows, Shape, Step, Tape
+from workers.model.rotation import turns
+from workers.model.weights import DecoderWeights, LayerWeights, Projection
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+MIN_ROWS = 64  # of the scratch memory, which grows when a step has more
+
+
+class Buffer(IntEnum):
+    """Where the rows of a step are while it runs."""
+
+    RESIDUAL, NORMED, QKV, ATTENDED, MIXED, GATED, WANTED, LOGITS = range(NUM_BUFFERS)
+
+
+def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this model can run here: the vectors take whole rows of 16 numbers."""
+    num_rotated = [2 * len(layer.rope.inverse_frequencies) for layer in config.layers]
+    return (
+        device.type == "cpu"
+        and dtype is torch.bfloat16
+        and config.head_dim % 32 == 0
+        and all(size % 16 == 0 for size in (config.hidden_size, config.intermediate_size, *num_rotated))
+        and library.load() is not None
+    )
+
+
+class NativeDecoder:
+    """See `Decoder`. Ask `supports` first. `logits` overwrites what it returned before."""
+
+    dtype = torch.bfloat16
+    device = torch.device("cpu")
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self._arena = Arena()
+        self._scratch = _Scratch(config)
+        self._forward = _Recorder(config, self._arena).forward(weights)
+        self._head = Tape()
+        self._head.linear(Panels(weights.head, self._arena), Buffer.LOGITS, Buffer.WANTED, Form.FP32)
+
+    def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
+        config = self.config
+        layout = Layout(chunks, cache.block_tokens)
+        layers = (ctypes.c_void_p * len(cache.layers))(*[layer.data_ptr() for layer in cache.layers])
+        step = layout.step(cache.num_blocks, layers)
+        hidden_RE = torch.empty(layout.num_wanted, config.hidden_size, dtype=self.dtype)
+        self._scratch.lend(step, layout.num_rows)
+        step.buffers[Buffer.WANTED] = hidden_RE.data_ptr()
+        shape = Shape(
+            q_heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            block_tokens=cache.block_tokens,
+            attention_scale=config.attention_scale,
+        )
+        self._forward.run(shape, step, torch.get_num_threads())
+        return hidden_RE
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        num_rows = len(hidden_RE)
+        hidden_RE = hidden_RE.contiguous()
+        logits_RV = self._scratch.logits(num_rows)
+        step = Step(num_rows=num_rows)
+        step.buffers[Buffer.WANTED] = hidden_RE.data_ptr()
+        step.buffers[Buffer.LOGITS] = logits_RV.data_ptr()
+        self._head.run(Shape(q_heads=1, kv_heads=1), step, torch.get_num_threads())
+        return logits_RV
+
+
+class _Scratch:
+    """The buffers' memory, for as many rows as the largest step so far had."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
+        self._vocab_size = config.vocab_size
+        self._widths = {
+            Buffer.RESIDUAL: hidden,
+            Buffer.NORMED: hidden,
+            Buffer.QKV: mixed + 2 * config.num_kv_heads * config.head_dim,
+            Buffer.ATTENDED: mixed,
+            Buffer.MIXED: hidden,
+            Buffer.GATED: config.intermediate_size,
+        }
+        self._num_rows = 0
+        self._buffers: dict[Buffer, torch.Tensor] = {}
+        self._logits = torch.empty(0, config.vocab_size)
+
+    def lend(self, step: Step, num_rows: int) -> None:
+        """Point the step's buffers here, but those of what it returns."""
+        if num_rows > self._num_rows:
+            self._num_rows = max(MIN_ROWS, 1 << (num_rows - 1).bit_length())
+            arena = Arena()
+            self._buffers = {
+                buffer: arena.tensor((self._num_rows, width), torch.bfloat16)
+                for buffer, width in self._widths.items()
+            }
+        for buffer, tensor in self._buffers.items():
+            step.buffers[buffer] = tensor.data_ptr()
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        if num_rows > len(self._logits):
+            shape = (1 << (num_rows - 1).bit_length(), self._vocab_size)
+            self._logits = Arena().tensor(shape, torch.float32)
+        return self._logits[:num_rows]
+
+
+class _Recorder:
+    """Puts a decoder on tape."""
+
+    def __init__(self, config: ModelConfig, arena: Arena) -> None:
+        self._config = config
+        self._arena = arena
+        self._tape = Tape()
+        self._turns = {
+            rope: torch.view_as_real(turns(rope, config.max_context_tokens)).contiguous()
+            for rope in {layer.rope for layer in config.layers}
+        }
+
+    def forward(self, weights: DecoderWeights) -> Tape:
+        config = self._config
+        scale = torch.tensor(config.embedding_scale, dtype=torch.bfloat16).item()
+        self._tape.add(
+            Code.EMBED,
+            weight=self._arena.copy(weights.embedding_VE),
+            out=Buffer.RESIDUAL,
+            size=config.hidden_size,
+            value=scale,
+        )
+        for index, layer in enumerate(weights.layers):
+            if index == 0:
+                self._norm(Buffer.NORMED, Buffer.RESIDUAL, layer.attention_norm_E, Rows.ALL)
+            else:
+                self._add_norm(Buffer.NORMED, Buffer.RESIDUAL, layer.attention_norm_E, Rows.ALL)
+            self._layer(index, layer)
+        # From the last layer's attention on, only wanted rows are computed, in the buffer that is returned.
+        self._add_norm(Buffer.WANTED, Buffer.WANTED, weights.norm_E, Rows.WANTED)
+        return self._tape
+
+    def _layer(self, index: int, layer: LayerWeights[Projection]) -> None:
+        config, tape = self._config, self._tape
+        is_last = index == config.num_layers - 1
+        rows = Rows.WANTED if is_last else Rows.ALL
+        residual = Buffer.WANTED if is_last else Buffer.RESIDUAL
+        self._keys_and_values(index, layer)
+        tape.add(
+            Code.ATTEND,
+            out=Buffer.ATTENDED,
+            in_=Buffer.QKV,
+            layer=index,
+            window=config.layers[index].window or 0,
+            rows=rows,
+        )
+        if is_last:
+            tape.add(
+                Code.GATHER, out=residual, in_=Buffer.RESIDUAL, size=config.hidden_size, rows=Rows.WANTED
+            )
+        tape.linear(Panels(layer.output, self._arena), Buffer.MIXED, Buffer.ATTENDED, rows=rows)
+        if layer.after_attention_norm_E is not None:
+            self._norm(Buffer.MIXED, Buffer.MIXED, layer.after_attention_norm_E, rows)
+        self._add_norm(Buffer.NORMED, residual, layer.mlp_norm_E, rows)
+        tape.linear(
+            Panels(layer.gate_up, self._arena, is_gated=True),
+            Buffer.GATED,
+            Buffer.NORMED,
+            Form.GATED,
+            rows,
+            ACTIVATIONS[config.activation],
+        )
+        tape.linear(Panels(layer.down, self._arena), Buffer.MIXED, Buffer.GATED, rows=rows)
+        if layer.after_mlp_norm_E is not None:
+            self._norm(Buffer.MIXED, Buffer.MIXED, layer.after_mlp_norm_E, rows)
+
+    def _keys_and_values(self, index: int, layer: LayerWeights[Projection]) -> None:
+        config, tape = self._config, self._tape
+        tape.linear(Panels(layer.qkv, self._arena), Buffer.QKV, Buffer.NORMED)
+        size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        heads = (
+            (0, config.num_heads, layer.q_norm_D),
+            (config.num_heads, config.num_kv_heads, layer.k_norm_D),
+        )
+        for first, count, norm_D in heads:
+            if norm_D is not None:
+                tape.add(
+                    Code.NORM_HEADS,
+                    weight=norm_D,
+                    out=Buffer.QKV,
+                    size=size,
+                    first=first,
+                    heads=count,
+                    value=config.norm_eps,
+                )
+        table = self._turns[config.layers[index].rope]
+        tape.add(Code.ROTATE_STORE, weight=table, out=Buffer.QKV, layer=index, pairs=table.shape[1])
+
+    def _norm(self, out: Buffer, in_: Buffer, weight_E: torch.Tensor, rows: Rows) -> None:
+        self._tape.add(
+            Code.NORM,
+            weight=weight_E,
+            out=out,
+            in_=in_,
+            size=self._config.hidden_size,
+            value=self._config.norm_eps,
+            rows=rows,
+        )
+
+    def _add_norm(self, out: Buffer, residual: Buffer, weight_E: torch.Tensor, rows: Rows) -> None:
+        """What the buffer MIXED holds goes onto the residual, and the norm of that to `out`."""
+        self._tape.add(
+            Code.ADD_NORM,
+            weight=weight_E,
+            out=out,
+            in_=Buffer.MIXED,
+            base=residual,
+            size=self._config.hidden_size,
+            value=self._config.norm_eps,
+            rows=rows,
+        )

@@ -1,0 +1,166 @@
+/* A decoder's forward pass as a tape of operations, run by one team of threads without a word of Python
+ * between them, for CPUs that multiply bf16 (AVX512-BF16).
+ *
+ * Every row is computed by the same instructions in the same order whatever stands beside it, so a token's
+ * result does not depend on the batch, on how a prompt was cut, or on the number of threads.
+ * Sizes of rows are multiples of 16 elements, head dimensions of 32, blocks of 16 tokens.
+ * The structures are those of `tape.py`.
+ */
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+#include "team.h"
+
+enum { EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, LINEAR, ROTATE_STORE, ATTEND };
+enum { ALL_ROWS, WANTED_ROWS };
+enum { NUM_BUFFERS = 8, TASK_ELEMENTS = 4 << 10 };
+
+/* One operation. `out`, `in` and `base` are numbers of buffers; what an operation does not name it ignores.
+ *
+ * EMBED         out = weight[token] * value                 size
+ * GATHER        out = in[wanted]                            size
+ * NORM          out = rms_norm(in) * weight                 size, value: epsilon
+ * ADD_NORM      base += in; out = rms_norm(base) * weight   size, value: epsilon
+ * NORM_HEADS    rms_norm of heads `first` .. in place       size: of a row, heads, first, value: epsilon
+ * LINEAR        out = in * weight + bias                    inputs, size: outputs, form, activation
+ * ROTATE_STORE  q, k of `out` turned; k, v into the cache   layer, weight: turns, pairs
+ * ATTEND        out = attention of the queries in `in`      layer, window
+ */
+typedef struct {
+    int32_t code, rows, out, in, base;
+    int32_t size, inputs, form, activation, heads, first, layer, pairs, window;
+    float value;
+    const void *weight, *bias;
+} Op;
+
+typedef struct {
+    int32_t q_heads, kv_heads, dim, block_tokens;
+    float attention_scale;
+} Shape;
+
+/* One step. `wanted` are the rows whose hidden state is asked for; `wanted_chunks` are what they attend to. */
+typedef struct {
+    int32_t num_rows, num_wanted, num_chunks, num_wanted_chunks;
+    int64_t num_blocks;
+    const int32_t *tokens, *positions, *slots, *wanted, *blocks;
+    const Chunk *chunks, *wanted_chunks;
+    bf16 *const *layers; /* each layer's cache, [2, kv_heads, num_blocks, block_tokens, dim] */
+    void *buffers[NUM_BUFFERS];
+} Step;
+
+typedef struct {
+    const Shape *shape;
+    const Step *step;
+    Tile *tiles[2]; /* of all chunks, and of the wanted ones */
+    int num_tiles[2];
+} Run;
+
+static int num_rows(const Run *run, const Op *op) {
+    return op->rows == WANTED_ROWS ? run->step->num_wanted : run->step->num_rows;
+}
+
+/* for each row `t` of `rows`, in tasks that are worth drawing */
+#define FOR_ROWS(t, row_size, rows, counter)                                                                           \
+    for (int some = TASK_ELEMENTS / (row_size) + 1, once = 1; once; once = 0)                                          \
+        FOR_TASKS(task, counter, ((rows) + some - 1) / some)                                                           \
+            for (int t = task * some; t < (rows) && t < (task + 1) * some; t++)
+
+static void rotate_store(const Run *run, const Op *op, atomic_int *counter) {
+    const Shape *s = run->shape;
+    const Step *step = run->step;
+    int stride = (s->q_heads + 2 * s->kv_heads) * s->dim;
+    int64_t num_slots = step->num_blocks * s->block_tokens;
+    bf16 *kv = step->layers[op->layer];
+    FOR_ROWS(t, stride, num_rows(run, op), counter) {
+        bf16 *row = (bf16 *)step->buffers[op->out] + (size_t)t * stride;
+        const float *turn = (const float *)op->weight + (size_t)step->positions[t] * 2 * op->pairs;
+        rotate_row(row, turn, s->q_heads + s->kv_heads, s->dim, op->pairs);
+        for (int h = 0; h < 2 * s->kv_heads; h++)
+            memcpy(kv + (h * num_slots + step->slots[t]) * s->dim, row + (s->q_heads + h) * s->dim,
+                   (size_t)s->dim * sizeof(bf16));
+    }
+}
+
+static void attend(const Run *run, const Op *op, atomic_int *counter) {
+    const Shape *s = run->shape;
+    const Step *step = run->step;
+    int wanted = op->rows == WANTED_ROWS;
+    Attention a = {step->buffers[op->out],
+                   step->buffers[op->in],
+                   step->layers[op->layer],
+                   wanted ? step->wanted_chunks : step->chunks,
+                   step->blocks,
+                   s->q_heads,
+                   s->kv_heads,
+                   s->dim,
+                   s->block_tokens,
+                   op->window,
+                   step->num_blocks,
+                   s->attention_scale};
+    FOR_TASKS(tile, counter, run->num_tiles[wanted]) attend_tile(&a, run->tiles[wanted] + tile);
+}
+
+/* One thread's share of an operation. */
+static void execute(const Run *run, const Op *op, atomic_int *counter) {
+    const Step *step = run->step;
+    int rows = num_rows(run, op), size = op->size;
+    bf16 *out = step->buffers[op->out], *in = step->buffers[op->in], *base = step->buffers[op->base];
+    const bf16 *weight = op->weight;
+    switch (op->code) {
+    case EMBED:
+        FOR_ROWS(t, size, rows, counter)
+            scale_row(out + (size_t)t * size, weight + (size_t)step->tokens[t] * size, size, op->value);
+        break;
+    case GATHER:
+        FOR_ROWS(t, size, rows, counter)
+            memcpy(out + (size_t)t * size, in + (size_t)step->wanted[t] * size, (size_t)size * sizeof(bf16));
+        break;
+    case NORM:
+        FOR_ROWS(t, size, rows, counter)
+            norm_row(out + (size_t)t * size, in + (size_t)t * size, weight, size, op->value);
+        break;
+    case ADD_NORM:
+        FOR_ROWS(t, size, rows, counter)
+            add_norm_row(out + (size_t)t * size, base + (size_t)t * size, in + (size_t)t * size, weight, size, op->value);
+        break;
+    case NORM_HEADS:
+        FOR_ROWS(t, size, rows, counter)
+            for (int h = op->first; h < op->first + op->heads; h++) {
+                bf16 *head = out + (size_t)t * size + (size_t)h * run->shape->dim;
+                norm_row(head, head, weight, run->shape->dim, op->value);
+            }
+        break;
+    case LINEAR: {
+        Linear l = {out, in, weight, op->bias, op->inputs, size, op->form, op->activation};
+        multiply(&l, rows, counter);
+        break;
+    }
+    case ROTATE_STORE: rotate_store(run, op, counter); break;
+    case ATTEND: attend(run, op, counter); break;
+    }
+}
+
+/* Run the operations one after the other. Returns 0, or 1 if there is no memory for it. */
+int headrace_run(const Op *ops, int num_ops, const Shape *shape, const Step *step, int threads) {
+    Run run = {shape, step, {NULL, NULL}, {0, 0}};
+    const Chunk *chunks[2] = {step->chunks, step->wanted_chunks};
+    int num_chunks[2] = {step->num_chunks, step->num_wanted_chunks};
+    for (int i = 0; i < 2; i++)
+        run.num_tiles[i] = cut(chunks[i], num_chunks[i], shape->q_heads, shape->kv_heads, NULL);
+    atomic_int *counters = calloc((size_t)num_ops, sizeof *counters);
+    run.tiles[0] = malloc((size_t)(run.num_tiles[0] + run.num_tiles[1] + 1) * sizeof(Tile));
+    if (counters && run.tiles[0]) {
+        run.tiles[1] = run.tiles[0] + run.num_tiles[0];
+        for (int i = 0; i < 2; i++) cut(chunks[i], num_chunks[i], shape->q_heads, shape->kv_heads, run.tiles[i]);
+        Team team = {threads, 0, 0, 0};
+#pragma omp parallel num_threads(threads)
+        for (int i = 0; i < num_ops; i++) {
+            execute(&run, ops + i, counters + i);
+            if (i + 1 < num_ops) meet(&team); /* the end of the region is the last meeting */
+        }
+    }
+    int failed = !counters || !run.tiles[0];
+    free(counters);
+    free(run.tiles[0]);
+    return failed;
+}
