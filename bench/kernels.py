@@ -1,4 +1,4 @@
-"""Native kernels against torch's operations: the same engine, the same requests, interleaved in one run.
+"""The native decoder against torch's: the same engine, the same requests, interleaved in one run.
 
     python bench/kernels.py [--json FILE] [--check]
 
@@ -16,7 +16,7 @@ import time
 
 from workers.config import EngineConfig, Kernels
 from workers.engine import Engine
-from workers.load.model import LoadedModel, load_model
+from workers.load.model import load_model
 from workers.model.native import library
 from workers.sampling.params import SamplingParams
 from workers.wire import Submit
@@ -26,7 +26,8 @@ PROMPT_TOKENS, STEPS, ROUNDS = 128, 12, 5
 BATCHES = (1, 8, 16, 32)
 
 
-def engine_of(model: LoadedModel, kernels: Kernels) -> Engine:
+def engine_of(kernels: Kernels) -> Engine:
+    model = load_model("builtin:smollm2-135m", "bf16", name="smollm2-135m", kernels=kernels)
     config = EngineConfig(kernels=kernels, kv_memory_bytes=512 << 20, target_step_s=10.0)
     engine = Engine(model, config, b"bench")
     engine.warm_up()
@@ -59,8 +60,7 @@ def main() -> int:
     if library.load() is None:
         print("the native kernels cannot be had on this machine")
         return int(options.check)
-    model = load_model("builtin:smollm2-135m", "bf16", name="smollm2-135m")
-    engines = {side: engine_of(model, side) for side in SIDES}
+    engines = {side: engine_of(side) for side in SIDES}
     results: dict[str, dict[str, float]] = {}
     for batch in BATCHES:
         prefills: dict[str, list[float]] = {side: [] for side in SIDES}

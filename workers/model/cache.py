@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from workers.errors import ConfigError
+from workers.model.arena import Arena
 from workers.model.config import ModelConfig
 
 MIN_BLOCKS = 3  # the null block and two to work with
@@ -47,5 +48,9 @@ class KvCache:
                 f"give it {MIN_BLOCKS * block_bytes} bytes or more"
             )
         shape = (2, config.num_kv_heads, num_blocks, block_tokens, config.head_dim)
-        layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        return cls(layers, block_tokens)
+        if device.type == "cpu":
+            arena = Arena()
+            return cls([arena.tensor(shape, dtype) for _ in range(config.num_layers)], block_tokens)
+        return cls(
+            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)], block_tokens
+        )

@@ -1,5 +1,7 @@
 /* Attention of a step's chunks over the paged cache, in tiles of queries of one KV head.
  *
+ * The cache holds sixteens of tokens in the order in which they are multiplied: keys as [dim / 2][16 tokens][2],
+ * so that one vector holds two elements of 16 keys, and values as [8 pairs of tokens][dim][2].
  * Keys are walked in order, sixteen at a time, whatever the tile; what a query does not see weighs exactly 0. */
 #pragma once
 #include <stdlib.h>
@@ -7,94 +9,86 @@
 #include "team.h"
 #include "vector.h"
 
-enum { KEYS = 16, SCORED_ROWS = 4, SCORE_BYTES = 128 << 10 };
+enum { KEYS = 16, TILE_SCORES = 4, SCORE_BYTES = 128 << 10 };
 
-/* 16 keys of `dim` elements, to vectors that hold elements 2i and 2i + 1 of all 16 keys. */
-INLINE void pack_keys(__m512i *packed, const bf16 *keys, int dim) {
-    for (int first = 0; first < dim; first += 32) {
-        __m512i a[16], b[16];
-        for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(keys + (size_t)i * dim + first);
-        for (int i = 0; i < 16; i += 2) {
-            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-        }
-        for (int i = 0; i < 16; i += 4) {
-            a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-            a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-            a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-            a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-        }
-        for (int i = 0; i < 4; i++) {
-            __m512i lo = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), hi = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-            __m512i lo2 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xDD), hi2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xDD);
-            packed[first / 2 + i] = _mm512_shuffle_i32x4(lo, hi, 0x88);
-            packed[first / 2 + 8 + i] = _mm512_shuffle_i32x4(lo, hi, 0xDD);
-            packed[first / 2 + 4 + i] = _mm512_shuffle_i32x4(lo2, hi2, 0x88);
-            packed[first / 2 + 12 + i] = _mm512_shuffle_i32x4(lo2, hi2, 0xDD);
+/* Where a token's numbers lie in its sixteen's keys, and in its sixteen's values. */
+INLINE void store_key(bf16 *sixteen, int token, const bf16 *key, int dim) {
+    for (int i = 0; i < dim; i += 2) memcpy(sixteen + i * KEYS + 2 * token, key + i, 2 * sizeof(bf16));
+}
+
+INLINE void store_value(bf16 *sixteen, int token, const bf16 *value, int dim) {
+    bf16 *first = sixteen + (token / 2) * 2 * dim + token % 2;
+    for (int i = 0; i < dim; i++) first[2 * i] = value[i];
+}
+
+/* A sixteen that is needed soon: a sequence's blocks lie anywhere, so nothing else foresees them. */
+INLINE void prefetch(const bf16 *sixteen, int dim) {
+    for (int byte = 0; byte < KEYS * dim * (int)sizeof(bf16); byte += 64)
+        _mm_prefetch((const char *)sixteen + byte, _MM_HINT_T0);
+}
+
+/* Scores of `count` query rows against `sixteens` (1 or 2) times 16 keys. */
+INLINE void score_rows(float *scores, int score_stride, const bf16 *queries, const bf16 *const *keys, int dim,
+                       float scale, const int count, const int sixteens) {
+    __m512 sums[TILE_SCORES][2];
+    for (int r = 0; r < count; r++)
+        for (int s = 0; s < sixteens; s++) sums[r][s] = _mm512_setzero_ps();
+    for (int i = 0; i < dim; i += 2) {
+        __m512bh key[2];
+        for (int s = 0; s < sixteens; s++) key[s] = (__m512bh)_mm512_loadu_si512(keys[s] + i * KEYS);
+        for (int r = 0; r < count; r++) {
+            __m512bh both = pair(queries + (size_t)r * dim + i);
+            for (int s = 0; s < sixteens; s++) sums[r][s] = _mm512_dpbf16_ps(sums[r][s], key[s], both);
         }
     }
-}
-
-/* 16 values of `dim` elements, to vectors that interleave keys 2i and 2i + 1: [8][dim / 16]. */
-INLINE void pack_values(__m512i *packed, const bf16 *values, int dim) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int k = 0; k < 8; k++)
-        for (int first = 0; first < dim; first += 32) {
-            __m512i even = _mm512_loadu_si512(values + (size_t)2 * k * dim + first);
-            __m512i odd = _mm512_loadu_si512(values + (size_t)(2 * k + 1) * dim + first);
-            packed[k * (dim / 16) + first / 16] = _mm512_permutex2var_epi16(even, low, odd);
-            packed[k * (dim / 16) + first / 16 + 1] = _mm512_permutex2var_epi16(even, high, odd);
-        }
-}
-
-/* Scores of `count` query rows against 16 packed keys. */
-INLINE void score_rows(float *scores, int score_stride, const bf16 *queries, const __m512i *keys, int dim, int count,
-                       float scale) {
-    __m512 sums[SCORED_ROWS];
-    for (int r = 0; r < count; r++) sums[r] = _mm512_setzero_ps();
-    for (int i = 0; i < dim / 2; i++)
-        for (int r = 0; r < count; r++) {
-            __m512bh both = pair(queries + (size_t)r * dim + 2 * i);
-            sums[r] = _mm512_dpbf16_ps(sums[r], (__m512bh)keys[i], both);
-        }
     for (int r = 0; r < count; r++)
-        _mm512_storeu_ps(scores + (size_t)r * score_stride, _mm512_mul_ps(sums[r], _mm512_set1_ps(scale)));
+        for (int s = 0; s < sixteens; s++)
+            _mm512_storeu_ps(scores + (size_t)r * score_stride + s * KEYS,
+                             _mm512_mul_ps(sums[r][s], _mm512_set1_ps(scale)));
 }
 
-/* mixed += weights of 16 keys times their packed values, for `count` rows and 64 or 32 elements from `first` on. */
-INLINE void mix_rows(float *mixed, const bf16 *weights, int weight_stride, const __m512i *values, int dim, int first,
-                     int vectors, int count) {
-    __m512 sums[SCORED_ROWS][4];
+/* What `count` rows take from the values of all sixteens, of `vectors` (4 or 2) times 16 elements from `first`
+ * on. Of the last sixteen only `last` tokens are there: what lies in the others' places may be no number. */
+INLINE void mix_rows(bf16 *const *out, const bf16 *weights, int weight_stride, const float *totals,
+                     const bf16 *const *values, int num_sixteens, int last, int dim, int first, const int vectors,
+                     const int count) {
+    __m512 sums[TILE_SCORES][4];
     for (int r = 0; r < count; r++)
-        for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_loadu_ps(mixed + (size_t)r * dim + first + v * LANES);
-    for (int k = 0; k < 8; k++)
-        for (int r = 0; r < count; r++) {
-            __m512bh both = pair(weights + (size_t)r * weight_stride + 2 * k);
+        for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_setzero_ps();
+    for (int s = 0; s < num_sixteens; s++) {
+        int present = s + 1 < num_sixteens ? KEYS : last;
+        for (int token = 0; token < present; token += 2) {
+            __mmask32 there = token + 1 < present ? 0xFFFFFFFF : 0x55555555;
+            __m512bh value[4];
             for (int v = 0; v < vectors; v++)
-                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)values[k * (dim / 16) + first / 16 + v], both);
+                value[v] = (__m512bh)_mm512_maskz_loadu_epi16(there, values[s] + token * dim + 2 * first + v * 32);
+            for (int r = 0; r < count; r++) {
+                __m512bh both = pair(weights + (size_t)r * weight_stride + s * KEYS + token);
+                for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], value[v], both);
+            }
         }
+    }
     for (int r = 0; r < count; r++)
-        for (int v = 0; v < vectors; v++) _mm512_storeu_ps(mixed + (size_t)r * dim + first + v * LANES, sums[r][v]);
+        for (int v = 0; v < vectors; v++)
+            store(out[r] + first + v * LANES, _mm512_mul_ps(sums[r][v], _mm512_set1_ps(1.0f / totals[r])));
 }
 
 /* Call with a constant number of rows, so that the sums stay in registers. */
 #define BY_ROWS(rows, call)                                                                                            \
-    for (int r = 0; r < (rows); r += SCORED_ROWS) {                                                                           \
+    for (int r = 0; r < (rows); r += TILE_SCORES) {                                                                           \
         switch ((rows) - r) {                                                                                          \
         case 1: { enum { n = 1 }; call; break; }                                                                       \
         case 2: { enum { n = 2 }; call; break; }                                                                       \
         case 3: { enum { n = 3 }; call; break; }                                                                       \
-        default: { enum { n = SCORED_ROWS }; call; break; }                                                                   \
+        default: { enum { n = TILE_SCORES }; call; break; }                                                                   \
         }                                                                                                              \
     }
 
-/* Weights of one row: softmax over the keys low .. high, 0 elsewhere; returns what to divide by. */
+/* Weights of one row: softmax over the keys low .. high (low may be negative), 0 elsewhere; returns what to divide by. */
 INLINE float soften(bf16 *weights, const float *scores, int low, int high, int num_keys) {
     __m512 best = _mm512_set1_ps(-3.4e38f), total = _mm512_setzero_ps();
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (int k = low & ~(KEYS - 1); k < high; k += KEYS) {
+    for (int k = low > 0 ? low & ~(KEYS - 1) : 0; k < high; k += KEYS) {
         __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(k));
         __mmask16 seen = _mm512_cmplt_epi32_mask(key, _mm512_set1_epi32(high)) &
                          _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(low));
@@ -148,64 +142,79 @@ typedef struct {
     float scale;
 } Attention;
 
+/* Memory of one tile, in one piece. */
+typedef struct {
+    const bf16 **keys, **values;
+    float *scores, *totals;
+    bf16 *weights, *queries, **out;
+} Desk;
+
+static Desk desk_of(int num_sixteens, int rows, int dim) {
+    size_t keys = (size_t)num_sixteens * KEYS;
+    size_t sizes[] = {num_sixteens * sizeof(bf16 *), num_sixteens * sizeof(bf16 *), rows * keys * sizeof(float),
+                      rows * sizeof(float),          rows * keys * sizeof(bf16),    (size_t)rows * dim * sizeof(bf16),
+                      rows * sizeof(bf16 *)};
+    size_t total = 0, at[7];
+    for (int i = 0; i < 7; i++) {
+        at[i] = total;
+        total += (sizes[i] + 63) & ~(size_t)63;
+    }
+    char *m = scratch_of(total);
+    return (Desk){(const bf16 **)(m + at[0]), (const bf16 **)(m + at[1]), (float *)(m + at[2]), (float *)(m + at[3]),
+                  (bf16 *)(m + at[4]),        (bf16 *)(m + at[5]),        (bf16 **)(m + at[6])};
+}
+
 /* Some queries of a chunk, all query heads of one KV head. */
 static void attend_tile(const Attention *a, const Tile *tile) {
     const Chunk *c = a->chunks + tile->chunk;
-    int head = tile->head, from = tile->from, count = tile->count;
-    int group = a->q_heads / a->kv_heads, dim = a->dim, rows = count * group;
-    int end = c->start + from + count, num_keys = (end + KEYS - 1) & ~(KEYS - 1);
+    int head = tile->head, from = tile->from, dim = a->dim, group = a->q_heads / a->kv_heads;
+    int rows = tile->count * group, first_query = c->start + from, end = first_query + tile->count;
     int low = 0; /* keys before it are seen by no query of the tile */
-    if (a->window && c->start + from + 1 > a->window) low = (c->start + from + 1 - a->window) & ~(KEYS - 1);
-    size_t sizes[] = {(size_t)dim / 2 * 64,          (size_t)8 * (dim / 16) * 64,    (size_t)rows * num_keys * 4,
-                      (size_t)rows * dim * 4,        (size_t)rows * num_keys * 2,    (size_t)rows * dim * 2,
-                      (size_t)rows * sizeof(float)};
-    size_t total = 0, offsets[7];
-    for (int i = 0; i < 7; i++) {
-        offsets[i] = total;
-        total += (sizes[i] + 63) & ~(size_t)63;
-    }
-    char *memory = scratch_of(total);
-    __m512i *keys = (__m512i *)(memory + offsets[0]), *values = (__m512i *)(memory + offsets[1]);
-    float *scores = (float *)(memory + offsets[2]), *mixed = (float *)(memory + offsets[3]);
-    bf16 *weights = (bf16 *)(memory + offsets[4]), *queries = (bf16 *)(memory + offsets[5]);
-    float *totals = (float *)(memory + offsets[6]);
+    if (a->window && first_query + 1 > a->window) low = (first_query + 1 - a->window) & ~(KEYS - 1);
+    int num_sixteens = (end - low + KEYS - 1) / KEYS, num_keys = num_sixteens * KEYS;
+    Desk desk = desk_of(num_sixteens, rows, dim);
 
-    size_t row_stride = (size_t)(a->q_heads + 2 * a->kv_heads) * dim, side = (size_t)a->kv_heads * a->num_blocks;
-    for (int q = 0; q < count; q++)
-        memcpy(queries + (size_t)q * group * dim,
-               a->qkv + (c->first_row + from + q) * row_stride + (size_t)head * group * dim,
-               (size_t)group * dim * sizeof(bf16));
-    memset(mixed, 0, (size_t)rows * dim * sizeof(float));
-
-#define BLOCK(k) a->blocks[c->table + (k) / a->block_tokens]
-#define PLACE(k) (((size_t)head * a->num_blocks + BLOCK(k)) * a->block_tokens + (k) % a->block_tokens) * dim
-    for (int k = low; k < num_keys; k += KEYS) {
-        pack_keys(keys, a->kv + PLACE(k), dim);
-        BY_ROWS(rows, score_rows(scores + (size_t)r * num_keys + k, num_keys, queries + (size_t)r * dim, keys, dim, n,
-                                 a->scale))
+    const bf16 *all_values = a->kv + (size_t)a->kv_heads * a->num_blocks * a->block_tokens * dim;
+    for (int s = 0; s < num_sixteens; s++) {
+        int key = low + s * KEYS, block = a->blocks[c->table + key / a->block_tokens];
+        size_t place = (((size_t)head * a->num_blocks + block) * a->block_tokens + key % a->block_tokens) * dim;
+        desk.keys[s] = a->kv + place;
+        desk.values[s] = all_values + place;
     }
+    size_t row_size = (size_t)(a->q_heads + 2 * a->kv_heads) * dim;
     for (int r = 0; r < rows; r++) {
-        int high = c->start + from + r / group + 1;
-        int first = a->window && high > a->window ? high - a->window : 0;
-        totals[r] = soften(weights + (size_t)r * num_keys, scores + (size_t)r * num_keys, first, high, num_keys);
+        const bf16 *row = a->qkv + (c->first_row + from + r / group) * row_size;
+        memcpy(desk.queries + (size_t)r * dim, row + (head * group + r % group) * dim, dim * sizeof(bf16));
+        desk.out[r] = a->out + ((size_t)(c->first_out + from + r / group) * a->q_heads + head * group + r % group) * dim;
     }
-    const bf16 *all_values = a->kv + side * a->block_tokens * dim;
-    for (int k = low; k < num_keys; k += KEYS) {
-        pack_values(values, all_values + PLACE(k), dim);
-        for (int first = 0; first < dim; first += 64) {
-            if (dim - first >= 64)
-                BY_ROWS(rows, mix_rows(mixed + (size_t)r * dim, weights + (size_t)r * num_keys + k, num_keys, values, dim,
-                                       first, 4, n))
-            else
-                BY_ROWS(rows, mix_rows(mixed + (size_t)r * dim, weights + (size_t)r * num_keys + k, num_keys, values, dim,
-                                       first, 2, n))
+
+    for (int s = 0; s < num_sixteens; s += 2) {
+        int both = s + 1 < num_sixteens;
+        for (int next = s; next < s + 2 && next < num_sixteens; next++) {
+            if (next + 2 < num_sixteens) prefetch(desk.keys[next + 2], dim);
+            prefetch(desk.values[next], dim);
         }
+        float *scores = desk.scores + s * KEYS;
+        if (both)
+            BY_ROWS(rows, score_rows(scores + (size_t)r * num_keys, num_keys, desk.queries + (size_t)r * dim,
+                                     desk.keys + s, dim, a->scale, n, 2))
+        else
+            BY_ROWS(rows, score_rows(scores + (size_t)r * num_keys, num_keys, desk.queries + (size_t)r * dim,
+                                     desk.keys + s, dim, a->scale, n, 1))
     }
     for (int r = 0; r < rows; r++) {
-        bf16 *out = a->out + ((size_t)(c->first_out + from + r / group) * a->q_heads + head * group + r % group) * dim;
-        __m512 share = _mm512_set1_ps(1.0f / totals[r]);
-        for (int i = 0; i < dim; i += LANES)
-            store(out + i, _mm512_mul_ps(_mm512_loadu_ps(mixed + (size_t)r * dim + i), share));
+        int high = first_query + r / group + 1, first = a->window && high > a->window ? high - a->window : 0;
+        desk.totals[r] = soften(desk.weights + (size_t)r * num_keys, desk.scores + (size_t)r * num_keys, first - low,
+                                high - low, num_keys);
+    }
+    int last = end - low - (num_sixteens - 1) * KEYS;
+    for (int first = 0; first < dim; first += 64) {
+        if (dim - first >= 64)
+            BY_ROWS(rows, mix_rows(desk.out + r, desk.weights + (size_t)r * num_keys, num_keys, desk.totals + r,
+                                   desk.values, num_sixteens, last, dim, first, 4, n))
+        else
+            BY_ROWS(rows, mix_rows(desk.out + r, desk.weights + (size_t)r * num_keys, num_keys, desk.totals + r,
+                                   desk.values, num_sixteens, last, dim, first, 2, n))
     }
 }
 

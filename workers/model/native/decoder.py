@@ -11,11 +11,11 @@ from enum import IntEnum
 
 import torch
 
+from workers.model.arena import Arena
 from workers.model.batch import Chunk
 from workers.model.cache import KvCache
 from workers.model.config import ModelConfig
 from workers.model.native import library
-from workers.model.native.arena import Arena
 from workers.model.native.layout import Layout
 from workers.model.native.tape import NUM_BUFFERS, Code, Form, Panels, Rows, Shape, Step, Tape
 from workers.model.rotation import turns

@@ -44,7 +44,7 @@ typedef struct {
     int64_t num_blocks;
     const int32_t *tokens, *positions, *slots, *wanted, *blocks;
     const Chunk *chunks, *wanted_chunks;
-    bf16 *const *layers; /* each layer's cache, [2, kv_heads, num_blocks, block_tokens, dim] */
+    bf16 *const *layers; /* each layer's cache, [2, kv_heads, num_blocks, block_tokens, dim], see attention.h */
     void *buffers[NUM_BUFFERS];
 } Step;
 
@@ -75,9 +75,12 @@ static void rotate_store(const Run *run, const Op *op, atomic_int *counter) {
         bf16 *row = (bf16 *)step->buffers[op->out] + (size_t)t * stride;
         const float *turn = (const float *)op->weight + (size_t)step->positions[t] * 2 * op->pairs;
         rotate_row(row, turn, s->q_heads + s->kv_heads, s->dim, op->pairs);
-        for (int h = 0; h < 2 * s->kv_heads; h++)
-            memcpy(kv + (h * num_slots + step->slots[t]) * s->dim, row + (s->q_heads + h) * s->dim,
-                   (size_t)s->dim * sizeof(bf16));
+        int64_t slot = step->slots[t], first = slot & ~(int64_t)(KEYS - 1);
+        for (int h = 0; h < s->kv_heads; h++) {
+            const bf16 *key = row + (s->q_heads + h) * s->dim, *value = key + s->kv_heads * s->dim;
+            store_key(kv + (h * num_slots + first) * s->dim, slot - first, key, s->dim);
+            store_value(kv + ((h + s->kv_heads) * num_slots + first) * s->dim, slot - first, value, s->dim);
+        }
     }
 }
 

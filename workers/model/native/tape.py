@@ -11,8 +11,8 @@ from enum import IntEnum
 
 import torch
 
+from workers.model.arena import Arena
 from workers.model.native import library
-from workers.model.native.arena import Arena
 from workers.model.weights import Projection
 
 PANEL, LANES = 32, 16

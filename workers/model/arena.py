@@ -39,7 +39,7 @@ class Arena:
 
 def _region(size: int) -> torch.Tensor:
     size = -(-size // HUGE_PAGE) * HUGE_PAGE
-    memory = mmap.mmap(-1, size + HUGE_PAGE)
+    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     everything = torch.frombuffer(memory, dtype=torch.uint8)
