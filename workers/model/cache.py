@@ -6,6 +6,9 @@ A block's tokens of one head lie together, so gathering a sequence copies runs o
 
 from __future__ import annotations
 
+import ctypes
+from functools import cached_property
+
 import torch
 
 from workers.errors import ConfigError
@@ -21,6 +24,11 @@ class KvCache:
     def __init__(self, layers: list[torch.Tensor], block_tokens: int) -> None:
         self.layers = layers
         self.block_tokens = block_tokens
+
+    @cached_property
+    def addresses(self) -> ctypes.Array[ctypes.c_void_p]:
+        """Where each layer's tensor begins in memory."""
+        return (ctypes.c_void_p * len(self.layers))(*[layer.data_ptr() for layer in self.layers])
 
     @property
     def num_blocks(self) -> int:

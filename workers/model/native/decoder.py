@@ -5,7 +5,6 @@ The last layer computes keys and values of every row, and what follows them for 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -60,11 +59,8 @@ class NativeDecoder:
     def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
         config = self.config
         layout = Layout(chunks, cache.block_tokens)
-        layers = (ctypes.c_void_p * len(cache.layers))(*[layer.data_ptr() for layer in cache.layers])
-        step = layout.step(cache.num_blocks, layers)
-        hidden_RE = torch.empty(layout.num_wanted, config.hidden_size, dtype=self.dtype)
+        step = layout.step(cache)
         self._scratch.lend(step, layout.num_rows)
-        step.buffers[Buffer.WANTED] = hidden_RE.data_ptr()
         shape = Shape(
             q_heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -72,8 +68,10 @@ class NativeDecoder:
             block_tokens=cache.block_tokens,
             attention_scale=config.attention_scale,
         )
+        # Nothing before this call lets other threads run Python: what they have to do, such as sending the
+        # last step's tokens, they do while this one computes.
         self._forward.run(shape, step, torch.get_num_threads())
-        return hidden_RE
+        return self._scratch.wanted(layout.num_wanted)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         num_rows = len(hidden_RE)
@@ -99,13 +97,14 @@ class _Scratch:
             Buffer.ATTENDED: mixed,
             Buffer.MIXED: hidden,
             Buffer.GATED: config.intermediate_size,
+            Buffer.WANTED: hidden,
         }
         self._num_rows = 0
         self._buffers: dict[Buffer, torch.Tensor] = {}
         self._logits = torch.empty(0, config.vocab_size)
 
     def lend(self, step: Step, num_rows: int) -> None:
-        """Point the step's buffers here, but those of what it returns."""
+        """Point the step's buffers here, but for the logits."""
         if num_rows > self._num_rows:
             self._num_rows = max(MIN_ROWS, 1 << (num_rows - 1).bit_length())
             arena = Arena()
@@ -115,6 +114,10 @@ class _Scratch:
             }
         for buffer, tensor in self._buffers.items():
             step.buffers[buffer] = tensor.data_ptr()
+
+    def wanted(self, num_rows: int) -> torch.Tensor:
+        """A copy of the rows that a step has left in the buffer of that name."""
+        return self._buffers[Buffer.WANTED][:num_rows].clone()
 
     def logits(self, num_rows: int) -> torch.Tensor:
         if num_rows > len(self._logits):

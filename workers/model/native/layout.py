@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from workers.model.batch import Chunk
+from workers.model.cache import KvCache
 from workers.model.native.tape import Step
 
 ChunkRow = tuple[
@@ -52,15 +53,14 @@ class Layout:
             "wanted_chunks": _int32([number for row in wanted_rows for number in row]),
         }
 
-    def step(self, num_blocks: int, layers: ctypes.Array[ctypes.c_void_p]) -> Step:
-        """The step over a cache of `num_blocks` blocks whose layers are at the addresses `layers`."""
+    def step(self, cache: KvCache) -> Step:
         return Step(
             num_rows=self.num_rows,
             num_wanted=self.num_wanted,
             num_chunks=self._num_chunks,
             num_wanted_chunks=self._num_wanted_chunks,
-            num_blocks=num_blocks,
-            layers=ctypes.addressof(layers),
+            num_blocks=cache.num_blocks,
+            layers=ctypes.addressof(cache.addresses),
             **{name: ctypes.addressof(array) for name, array in self._arrays.items()},
         )
 

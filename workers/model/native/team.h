@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPINS = 2000 }; /* some 50 microseconds: longer than an undisturbed wait, shorter than a time slice */
+enum { SPINS = 50 << 10 }; /* about half a millisecond: whoever took a core for a moment is gone by then */
 
 typedef struct {
     int size;
