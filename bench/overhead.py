@@ -24,7 +24,7 @@ from deploy import processes
 
 SOURCE = "builtin:smollm2-135m"
 SINGLE = Point("1 stream", 1, num_requests=10, num_words=115, num_output_tokens=32)
-BATCH = Point("16 streams", 16, num_requests=32, num_words=115, num_output_tokens=128)
+BATCH = Point("16 streams", 16, num_requests=64, num_words=115, num_output_tokens=128)
 MAX_ADDED_TTFT_MS = 5.0
 MIN_THROUGHPUT = 0.95
 
