@@ -33,7 +33,9 @@ class PoolSpec(Section):
     )
     replicas: int = Field(1, ge=1, le=256, description="Workers in the pool; each holds the whole model.")
     weights: Weights = Field(
-        "auto", description="Precision; auto is bf16 where the hardware computes in it, else fp32."
+        "auto",
+        description="Precision; auto is bf16 where the hardware computes in it, else fp32. int8 and int4 "
+        "have a scale per 32 weights and need the native kernels.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the workers compute; auto takes a GPU if there is one."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Weights = Literal["auto", "bf16", "fp32"]
+Weights = Literal["auto", "bf16", "fp32", "int8", "int4"]
 Role = Literal["unified", "prefill", "decode"]
 Kernels = Literal["auto", "torch"]
 Device = Literal["auto", "cpu", "cuda"]

@@ -17,28 +17,46 @@ from workers.load.checkpoint import Checkpoint
 from workers.model.config import ModelConfig
 from workers.model.decoder import Decoder
 from workers.model.native import decoder as native
+from workers.model.native.panels import Bits
 from workers.model.torch_decoder import TorchDecoder
 from workers.model.weights import DecoderWeights, LayerWeights, Projection
 
 
 def assemble(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels = "auto"
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels = "auto",
+    bits: Bits = 16,
 ) -> Decoder:
-    """The fastest decoder there is for this model here, its weights in `dtype` on `device`.
+    """The fastest decoder there is for this model here, computing in `dtype` on `device`; `bits` below 16 are
+    those of each weight of its projections.
 
-    Raises ConfigError if the tensors do not fit.
+    Raises ConfigError if the tensors do not fit, or if there is no decoder for weights of so few bits.
     """
-    weights = _Assembly(checkpoint, dtype, device).weights()
-    if kernels == "auto" and native.supports(checkpoint.config, dtype, device):
-        return native.NativeDecoder(checkpoint.config, weights)
-    return TorchDecoder(checkpoint.config, weights)
+    config = checkpoint.config
+    if kernels == "auto" and native.supports(config, dtype, device, bits):
+        # Weights that a file holds quantised come out as they were if nothing rounds them on the way.
+        precise = dtype if bits == 16 else torch.float32
+        return native.NativeDecoder(config, _Assembly(checkpoint, dtype, precise, device).weights(), bits)
+    if bits != 16:
+        raise ConfigError(
+            f"weights of {bits} bits need the native kernels: a CPU with AVX512-BF16 and VNNI, gcc, "
+            "kernels: auto, and a model whose sizes are multiples of 32; use weights: auto"
+        )
+    return TorchDecoder(config, _Assembly(checkpoint, dtype, dtype, device).weights())
 
 
 class _Assembly:
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    """`matrix_dtype` is that of the projections."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, matrix_dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._checkpoint = checkpoint
         self._config: ModelConfig = checkpoint.config
         self._dtype = dtype
+        self._matrix_dtype = matrix_dtype
         self._device = device
 
     def weights(self) -> DecoderWeights:
@@ -48,7 +66,7 @@ class _Assembly:
         if not config.has_tied_head:
             head = self._read("head.weight", (config.vocab_size, config.hidden_size))
         return DecoderWeights(
-            embedding_VE=embedding,
+            embedding_VE=embedding.to(self._dtype),
             layers=(self._layer(index) for index in range(config.num_layers)),
             norm_E=self._norm("norm", config.hidden_size),
             head=Projection(head),
@@ -130,7 +148,7 @@ class _Assembly:
         return tensor.reshape(-1, dim, *tensor.shape[1:]).index_select(1, order).flatten(0, 1)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._checked(name, shape).to(self._device, self._dtype)
+        return self._checked(name, shape).to(self._device, self._matrix_dtype)
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         tensor = self._checkpoint.tensor(name)

@@ -17,9 +17,16 @@ from workers.load.sources import resolve
 from workers.model.config import ModelConfig
 from workers.model.decoder import Decoder
 from workers.model.linear import can_compute_bf16
+from workers.model.native.panels import Bits
 from workers.wire import ModelCard
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+_BITS: dict[Weights, Bits] = {"int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,9 @@ def load_model(
     path = resolve(source)
     checkpoint: Checkpoint = GgufCheckpoint(path) if path.suffix == ".gguf" else DirectoryCheckpoint(path)
     card = describe(checkpoint, name, created=int(path.stat().st_mtime))
-    return LoadedModel(assemble(checkpoint, _dtype(weights, target), target, kernels), card)
+    return LoadedModel(
+        assemble(checkpoint, _dtype(weights, target), target, kernels, _BITS.get(weights, 16)), card
+    )
 
 
 def _device(device: str) -> torch.device:

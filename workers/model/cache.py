@@ -1,7 +1,7 @@
 """The KV cache's memory: per layer one tensor of blocks, of which the block pool hands out the numbers.
 
-Shapes: H key/value heads, N blocks, S tokens of a block, D head dimension; index 0 is keys, 1 is values.
-A block's tokens of one head lie together, so gathering a sequence copies runs of S·D elements.
+Shapes: N blocks, H key/value heads, S tokens of a block, D head dimension; index 0 is keys, 1 is values.
+A block lies in one piece. How a head's S·D numbers are ordered in it is the decoder's own affair.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_BLOCKS = 3  # the null block and two to work with
 
 
 class KvCache:
-    """`layers[i]` is the cache of layer i, [2, H, N, S, D]; block 0 is the null block."""
+    """`layers[i]` is the cache of layer i, [N, 2, H, S, D]; block 0 is the null block."""
 
     def __init__(self, layers: list[torch.Tensor], block_tokens: int) -> None:
         self.layers = layers
@@ -33,7 +33,7 @@ class KvCache:
     @property
     def num_blocks(self) -> int:
         """Blocks including the null block."""
-        return int(self.layers[0].shape[2])
+        return len(self.layers[0])
 
     @classmethod
     def sized(
@@ -55,7 +55,7 @@ class KvCache:
                 f"({block_bytes} bytes each), but at least {MIN_BLOCKS} are needed; "
                 f"give it {MIN_BLOCKS * block_bytes} bytes or more"
             )
-        shape = (2, config.num_kv_heads, num_blocks, block_tokens, config.head_dim)
+        shape = (num_blocks, 2, config.num_kv_heads, block_tokens, config.head_dim)
         if device.type == "cpu":
             arena = Arena()
             return cls([arena.tensor(shape, dtype) for _ in range(config.num_layers)], block_tokens)

@@ -75,7 +75,7 @@ class TorchDecoder:
         layer: LayerWeights[Linear],
         spec: LayerConfig,
         x_TE: torch.Tensor,
-        kv_2HNSD: torch.Tensor,
+        kv_N2HSD: torch.Tensor,
         batch: Batch,
         plan: list[Group],
     ) -> torch.Tensor:
@@ -85,5 +85,5 @@ class TorchDecoder:
         if layer.q_norm_D is not None and layer.k_norm_D is not None:
             operations.norm_heads(qkv_THD[:, :num_q], layer.q_norm_D)
             operations.norm_heads(qkv_THD[:, num_q : num_q + num_kv], layer.k_norm_D)
-        operations.rotate_store(qkv_THD, kv_2HNSD, self._turns[spec.rope], batch)
-        return layer.output(operations.attend(qkv_THD, kv_2HNSD, plan, spec.window))
+        operations.rotate_store(qkv_THD, kv_N2HSD, self._turns[spec.rope], batch)
+        return layer.output(operations.attend(qkv_THD, kv_N2HSD, plan, spec.window))

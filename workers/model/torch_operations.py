@@ -80,7 +80,7 @@ class TorchOperations:
         return F.gelu(gate_TM, approximate="tanh") * up_TM
 
     def rotate_store(
-        self, qkv_THD: torch.Tensor, kv_2HNSD: torch.Tensor, turns_XP: torch.Tensor, batch: Batch
+        self, qkv_THD: torch.Tensor, kv_N2HSD: torch.Tensor, turns_XP: torch.Tensor, batch: Batch
     ) -> None:
         """Turn the q and k heads by their position, in place, and put k and v into their slots.
 
@@ -91,12 +91,13 @@ class TorchOperations:
         rotated_THR = qkv_THD[:, : num_q + num_kv, : 2 * turns_XP.shape[-1]]
         pairs_THP = torch.view_as_complex(rotated_THR.float().reshape(*rotated_THR.shape[:-1], -1, 2))
         rotated_THR.copy_(torch.view_as_real(pairs_THP * turns_T1P).flatten(-2))
-        slots_2HMD = kv_2HNSD.flatten(2, 3)
-        slots_2HMD[0].index_copy_(1, batch.slots, qkv_THD[:, num_q : num_q + num_kv].transpose(0, 1))
-        slots_2HMD[1].index_copy_(1, batch.slots, qkv_THD[:, num_q + num_kv :].transpose(0, 1))
+        block_tokens = kv_N2HSD.shape[3]
+        blocks_T, places_T = batch.slots // block_tokens, batch.slots % block_tokens
+        kv_T2HD = qkv_THD[:, num_q:].view(len(qkv_THD), 2, num_kv, -1)
+        kv_N2HSD[blocks_T, :, :, places_T] = kv_T2HD
 
     def attend(
-        self, qkv_THD: torch.Tensor, kv_2HNSD: torch.Tensor, plan: list[Group], window: int | None
+        self, qkv_THD: torch.Tensor, kv_N2HSD: torch.Tensor, plan: list[Group], window: int | None
     ) -> torch.Tensor:
         """What each row's query heads take from the tokens they see, [T, A·D]."""
         config = self._config
@@ -104,7 +105,7 @@ class TorchOperations:
         queries_THGD = qkv_THD[:, : config.num_heads].view(shape)
         out_TE = torch.zeros_like(queries_THGD).flatten(1)
         for group in plan:
-            keys, values = _gather(kv_2HNSD, group)
+            keys, values = _gather(kv_N2HSD, group)
             for tile in group.tiles:
                 q = _fold(queries_THGD[tile.first : tile.last], group.num_sequences)
                 k, v = keys[:, : tile.num_keys], values[:, : tile.num_keys]
@@ -193,11 +194,11 @@ def _parts(chunks: list[Chunk]) -> Iterable[tuple[list[Chunk], int]]:
         yield part, row
 
 
-def _gather(kv_2HNSD: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(kv_N2HSD: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the group's sequences, each [H·B, K, D]."""
-    two, heads, num_blocks, block_tokens, dim = kv_2HNSD.shape
-    runs = kv_2HNSD.view(two * heads, num_blocks, block_tokens * dim).index_select(1, group.blocks)
-    both = runs.view(two, heads * group.num_sequences, -1, dim)
+    runs = kv_N2HSD.index_select(0, group.blocks)
+    runs = runs.view(group.num_sequences, -1, *kv_N2HSD.shape[1:])
+    both = runs.permute(2, 3, 0, 1, 4, 5).flatten(3, 4).flatten(1, 2)
     return both[0], both[1]
 
 

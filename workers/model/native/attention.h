@@ -134,11 +134,10 @@ typedef struct {
 
 typedef struct {
     bf16 *out;
-    const bf16 *qkv, *kv; /* kv is [2, kv_heads, num_blocks, block_tokens, dim] */
+    const bf16 *qkv, *kv; /* kv is [blocks, 2, kv_heads, block_tokens, dim] */
     const Chunk *chunks;
     const int32_t *blocks;
     int q_heads, kv_heads, dim, block_tokens, window; /* window 0: every earlier token is seen */
-    int64_t num_blocks;
     float scale;
 } Attention;
 
@@ -164,22 +163,39 @@ static Desk desk_of(int num_sixteens, int rows, int dim) {
                   (bf16 *)(m + at[4]),        (bf16 *)(m + at[5]),        (bf16 **)(m + at[6])};
 }
 
+/* The sixteen that begins with position `key` of the chunk's sequence; side 0 is keys, 1 values. */
+INLINE const bf16 *sixteen_at(const Attention *a, const Chunk *c, int side, int head, int key) {
+    int64_t block = a->blocks[c->table + key / a->block_tokens];
+    return a->kv + (((block * 2 + side) * a->kv_heads + head) * a->block_tokens + key % a->block_tokens) * a->dim;
+}
+
+/* First position that a query of the tile may see, and the first past all of them. */
+INLINE int tile_end(const Chunk *c, const Tile *tile) { return c->start + tile->from + tile->count; }
+
+INLINE int tile_low(const Attention *a, const Chunk *c, const Tile *tile) {
+    int seen = c->start + tile->from + 1 - a->window;
+    return a->window && seen > 0 ? seen & ~(KEYS - 1) : 0;
+}
+
+/* The first keys of a tile that is computed soon. */
+static void foresee_tile(const Attention *a, const Tile *tile) {
+    const Chunk *c = a->chunks + tile->chunk;
+    int low = tile_low(a, c, tile), end = tile_end(c, tile);
+    for (int key = low; key < low + 2 * KEYS && key < end; key += KEYS)
+        prefetch(sixteen_at(a, c, 0, tile->head, key), a->dim);
+}
+
 /* Some queries of a chunk, all query heads of one KV head. */
 static void attend_tile(const Attention *a, const Tile *tile) {
     const Chunk *c = a->chunks + tile->chunk;
     int head = tile->head, from = tile->from, dim = a->dim, group = a->q_heads / a->kv_heads;
-    int rows = tile->count * group, first_query = c->start + from, end = first_query + tile->count;
-    int low = 0; /* keys before it are seen by no query of the tile */
-    if (a->window && first_query + 1 > a->window) low = (first_query + 1 - a->window) & ~(KEYS - 1);
+    int rows = tile->count * group, first_query = c->start + from, end = tile_end(c, tile), low = tile_low(a, c, tile);
     int num_sixteens = (end - low + KEYS - 1) / KEYS, num_keys = num_sixteens * KEYS;
     Desk desk = desk_of(num_sixteens, rows, dim);
 
-    const bf16 *all_values = a->kv + (size_t)a->kv_heads * a->num_blocks * a->block_tokens * dim;
     for (int s = 0; s < num_sixteens; s++) {
-        int key = low + s * KEYS, block = a->blocks[c->table + key / a->block_tokens];
-        size_t place = (((size_t)head * a->num_blocks + block) * a->block_tokens + key % a->block_tokens) * dim;
-        desk.keys[s] = a->kv + place;
-        desk.values[s] = all_values + place;
+        desk.keys[s] = sixteen_at(a, c, 0, head, low + s * KEYS);
+        desk.values[s] = sixteen_at(a, c, 1, head, low + s * KEYS);
     }
     size_t row_size = (size_t)(a->q_heads + 2 * a->kv_heads) * dim;
     for (int r = 0; r < rows; r++) {

@@ -16,7 +16,8 @@ from workers.model.cache import KvCache
 from workers.model.config import ModelConfig
 from workers.model.native import library
 from workers.model.native.layout import Layout
-from workers.model.native.tape import NUM_BUFFERS, Code, Form, Panels, Rows, Shape, Step, Tape
+from workers.model.native.panels import GROUP, LANES, Bits, pack
+from workers.model.native.tape import NUM_BUFFERS, Code, Form, Rows, Shape, Step, Tape
 from workers.model.rotation import turns
 from workers.model.weights import DecoderWeights, LayerWeights, Projection
 
@@ -27,17 +28,20 @@ MIN_ROWS = 64  # of the scratch memory, which grows when a step has more
 class Buffer(IntEnum):
     """Where the rows of a step are while it runs."""
 
-    RESIDUAL, NORMED, QKV, ATTENDED, MIXED, GATED, WANTED, LOGITS = range(NUM_BUFFERS)
+    RESIDUAL, NORMED, QKV, ATTENDED, MIXED, GATED, WANTED, QUANTISED, LOGITS = range(NUM_BUFFERS)
 
 
-def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this model can run here: the vectors take whole rows of 16 numbers."""
+def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device, bits: Bits = 16) -> bool:
+    """Whether this model can run here: the vectors take whole rows of 16 numbers, the groups 32."""
+    multiple = LANES if bits == 16 else GROUP
+    mixed = config.num_heads * config.head_dim
     num_rotated = [2 * len(layer.rope.inverse_frequencies) for layer in config.layers]
     return (
         device.type == "cpu"
         and dtype is torch.bfloat16
         and config.head_dim % 32 == 0
-        and all(size % 16 == 0 for size in (config.hidden_size, config.intermediate_size, *num_rotated))
+        and all(size % LANES == 0 for size in num_rotated)
+        and all(size % multiple == 0 for size in (config.hidden_size, config.intermediate_size, mixed))
         and library.load() is not None
     )
 
@@ -48,13 +52,13 @@ class NativeDecoder:
     dtype = torch.bfloat16
     device = torch.device("cpu")
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, bits: Bits = 16) -> None:
+        """`bits` of each weight of the projections; of 4 bits the head has 8."""
         self.config = config
-        self._arena = Arena()
         self._scratch = _Scratch(config)
-        self._forward = _Recorder(config, self._arena).forward(weights)
-        self._head = Tape()
-        self._head.linear(Panels(weights.head, self._arena), Buffer.LOGITS, Buffer.WANTED, Form.FP32)
+        recorder = _Recorder(config, bits)
+        self._forward = recorder.forward(weights)
+        self._head = recorder.head(weights)
 
     def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
         config = self.config
@@ -78,6 +82,7 @@ class NativeDecoder:
         hidden_RE = hidden_RE.contiguous()
         logits_RV = self._scratch.logits(num_rows)
         step = Step(num_rows=num_rows)
+        self._scratch.lend(step, num_rows)
         step.buffers[Buffer.WANTED] = hidden_RE.data_ptr()
         step.buffers[Buffer.LOGITS] = logits_RV.data_ptr()
         self._head.run(Shape(q_heads=1, kv_heads=1), step, torch.get_num_threads())
@@ -98,6 +103,7 @@ class _Scratch:
             Buffer.MIXED: hidden,
             Buffer.GATED: config.intermediate_size,
             Buffer.WANTED: hidden,
+            Buffer.QUANTISED: max(hidden, mixed, config.intermediate_size),  # 8 bits and what belongs to them
         }
         self._num_rows = 0
         self._buffers: dict[Buffer, torch.Tensor] = {}
@@ -129,14 +135,21 @@ class _Scratch:
 class _Recorder:
     """Puts a decoder on tape."""
 
-    def __init__(self, config: ModelConfig, arena: Arena) -> None:
+    def __init__(self, config: ModelConfig, bits: Bits) -> None:
         self._config = config
-        self._arena = arena
+        self._bits: Bits = bits
+        self._arena = Arena()
         self._tape = Tape()
         self._turns = {
             rope: torch.view_as_real(turns(rope, config.max_context_tokens)).contiguous()
             for rope in {layer.rope for layer in config.layers}
         }
+
+    def head(self, weights: DecoderWeights) -> Tape:
+        tape = Tape()
+        bits: Bits = 8 if self._bits == 4 else self._bits
+        self._linear(tape, weights.head, bits, Buffer.LOGITS, Buffer.WANTED, form=Form.FP32)
+        return tape
 
     def forward(self, weights: DecoderWeights) -> Tape:
         config = self._config
@@ -176,25 +189,18 @@ class _Recorder:
             tape.add(
                 Code.GATHER, out=residual, in_=Buffer.RESIDUAL, size=config.hidden_size, rows=Rows.WANTED
             )
-        tape.linear(Panels(layer.output, self._arena), Buffer.MIXED, Buffer.ATTENDED, rows=rows)
+        self._linear(tape, layer.output, self._bits, Buffer.MIXED, Buffer.ATTENDED, rows=rows)
         if layer.after_attention_norm_E is not None:
             self._norm(Buffer.MIXED, Buffer.MIXED, layer.after_attention_norm_E, rows)
         self._add_norm(Buffer.NORMED, residual, layer.mlp_norm_E, rows)
-        tape.linear(
-            Panels(layer.gate_up, self._arena, is_gated=True),
-            Buffer.GATED,
-            Buffer.NORMED,
-            Form.GATED,
-            rows,
-            ACTIVATIONS[config.activation],
-        )
-        tape.linear(Panels(layer.down, self._arena), Buffer.MIXED, Buffer.GATED, rows=rows)
+        self._linear(tape, layer.gate_up, self._bits, Buffer.GATED, Buffer.NORMED, form=Form.GATED, rows=rows)
+        self._linear(tape, layer.down, self._bits, Buffer.MIXED, Buffer.GATED, rows=rows)
         if layer.after_mlp_norm_E is not None:
             self._norm(Buffer.MIXED, Buffer.MIXED, layer.after_mlp_norm_E, rows)
 
     def _keys_and_values(self, index: int, layer: LayerWeights[Projection]) -> None:
         config, tape = self._config, self._tape
-        tape.linear(Panels(layer.qkv, self._arena), Buffer.QKV, Buffer.NORMED)
+        self._linear(tape, layer.qkv, self._bits, Buffer.QKV, Buffer.NORMED)
         size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         heads = (
             (0, config.num_heads, layer.q_norm_D),
@@ -213,6 +219,34 @@ class _Recorder:
                 )
         table = self._turns[config.layers[index].rope]
         tape.add(Code.ROTATE_STORE, weight=table, out=Buffer.QKV, layer=index, pairs=table.shape[1])
+
+    def _linear(
+        self,
+        tape: Tape,
+        projection: Projection,
+        bits: Bits,
+        out: Buffer,
+        in_: Buffer,
+        form: Form = Form.BF16,
+        rows: Rows = Rows.ALL,
+    ) -> None:
+        panels = pack(projection, bits, self._arena, is_gated=form is Form.GATED)
+        if bits != 16:
+            tape.add(Code.QUANTISE, out=Buffer.QUANTISED, in_=in_, size=panels.inputs, rows=rows)
+            in_ = Buffer.QUANTISED
+        tape.add(
+            Code.LINEAR,
+            weight=panels.weight,
+            bias=panels.bias,
+            out=out,
+            in_=in_,
+            inputs=panels.inputs,
+            size=panels.outputs,
+            format=panels.format,
+            form=form,
+            activation=ACTIVATIONS[self._config.activation],
+            rows=rows,
+        )
 
     def _norm(self, out: Buffer, in_: Buffer, weight_E: torch.Tensor, rows: Rows) -> None:
         self._tape.add(

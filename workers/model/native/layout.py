@@ -59,7 +59,6 @@ class Layout:
             num_wanted=self.num_wanted,
             num_chunks=self._num_chunks,
             num_wanted_chunks=self._num_wanted_chunks,
-            num_blocks=cache.num_blocks,
             layers=ctypes.addressof(cache.addresses),
             **{name: ctypes.addressof(array) for name, array in self._arrays.items()},
         )

@@ -31,7 +31,7 @@ def load() -> ctypes.CDLL | None:
     that both then share."""
     features = _cpu_features()
     compiler = shutil.which("gcc") or shutil.which("cc")
-    if "avx512_bf16" not in features or compiler is None:
+    if compiler is None or not {"avx512_bf16", "avx512_vnni"} <= set(features.split()):
         return None
     sources = [path.read_text() for path in sorted(FOLDER.glob("*.[ch]"))]
     key = hashlib.sha256("|".join([*sources, *FLAGS, features]).encode()).hexdigest()[:24]

@@ -11,9 +11,9 @@
 #include "rows.h"
 #include "team.h"
 
-enum { EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, LINEAR, ROTATE_STORE, ATTEND };
+enum { EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, QUANTISE, LINEAR, ROTATE_STORE, ATTEND };
 enum { ALL_ROWS, WANTED_ROWS };
-enum { NUM_BUFFERS = 8, TASK_ELEMENTS = 4 << 10 };
+enum { NUM_BUFFERS = 9, TASK_ELEMENTS = 4 << 10 };
 
 /* One operation. `out`, `in` and `base` are numbers of buffers; what an operation does not name it ignores.
  *
@@ -22,13 +22,14 @@ enum { NUM_BUFFERS = 8, TASK_ELEMENTS = 4 << 10 };
  * NORM          out = rms_norm(in) * weight                 size, value: epsilon
  * ADD_NORM      base += in; out = rms_norm(base) * weight   size, value: epsilon
  * NORM_HEADS    rms_norm of heads `first` .. in place       size: of a row, heads, first, value: epsilon
- * LINEAR        out = in * weight + bias                    inputs, size: outputs, form, activation
+ * QUANTISE      out = in in 8 bits, see grouped.h           size
+ * LINEAR        out = in * weight + bias                    inputs, size: outputs, format, form, activation
  * ROTATE_STORE  q, k of `out` turned; k, v into the cache   layer, weight: turns, pairs
  * ATTEND        out = attention of the queries in `in`      layer, window
  */
 typedef struct {
     int32_t code, rows, out, in, base;
-    int32_t size, inputs, form, activation, heads, first, layer, pairs, window;
+    int32_t size, inputs, format, form, activation, heads, first, layer, pairs, window;
     float value;
     const void *weight, *bias;
 } Op;
@@ -41,10 +42,9 @@ typedef struct {
 /* One step. `wanted` are the rows whose hidden state is asked for; `wanted_chunks` are what they attend to. */
 typedef struct {
     int32_t num_rows, num_wanted, num_chunks, num_wanted_chunks;
-    int64_t num_blocks;
     const int32_t *tokens, *positions, *slots, *wanted, *blocks;
     const Chunk *chunks, *wanted_chunks;
-    bf16 *const *layers; /* each layer's cache, [2, kv_heads, num_blocks, block_tokens, dim], see attention.h */
+    bf16 *const *layers; /* each layer's cache, [blocks, 2, kv_heads, block_tokens, dim], see attention.h */
     void *buffers[NUM_BUFFERS];
 } Step;
 
@@ -52,7 +52,7 @@ typedef struct {
     const Shape *shape;
     const Step *step;
     Tile *tiles[2]; /* of all chunks, and of the wanted ones */
-    int num_tiles[2];
+    int num_tiles[2], num_threads;
 } Run;
 
 static int num_rows(const Run *run, const Op *op) {
@@ -69,17 +69,18 @@ static void rotate_store(const Run *run, const Op *op, atomic_int *counter) {
     const Shape *s = run->shape;
     const Step *step = run->step;
     int stride = (s->q_heads + 2 * s->kv_heads) * s->dim;
-    int64_t num_slots = step->num_blocks * s->block_tokens;
     bf16 *kv = step->layers[op->layer];
     FOR_ROWS(t, stride, num_rows(run, op), counter) {
         bf16 *row = (bf16 *)step->buffers[op->out] + (size_t)t * stride;
         const float *turn = (const float *)op->weight + (size_t)step->positions[t] * 2 * op->pairs;
         rotate_row(row, turn, s->q_heads + s->kv_heads, s->dim, op->pairs);
-        int64_t slot = step->slots[t], first = slot & ~(int64_t)(KEYS - 1);
+        int slot = step->slots[t], token = slot % s->block_tokens, side = s->kv_heads * s->block_tokens * s->dim;
+        bf16 *block = kv + (int64_t)(slot / s->block_tokens) * 2 * side;
         for (int h = 0; h < s->kv_heads; h++) {
             const bf16 *key = row + (s->q_heads + h) * s->dim, *value = key + s->kv_heads * s->dim;
-            store_key(kv + (h * num_slots + first) * s->dim, slot - first, key, s->dim);
-            store_value(kv + ((h + s->kv_heads) * num_slots + first) * s->dim, slot - first, value, s->dim);
+            bf16 *sixteen = block + (h * s->block_tokens + (token & ~(KEYS - 1))) * s->dim;
+            store_key(sixteen, token % KEYS, key, s->dim);
+            store_value(sixteen + side, token % KEYS, value, s->dim);
         }
     }
 }
@@ -98,9 +99,13 @@ static void attend(const Run *run, const Op *op, atomic_int *counter) {
                    s->dim,
                    s->block_tokens,
                    op->window,
-                   step->num_blocks,
                    s->attention_scale};
-    FOR_TASKS(tile, counter, run->num_tiles[wanted]) attend_tile(&a, run->tiles[wanted] + tile);
+    const Tile *tiles = run->tiles[wanted];
+    FOR_TASKS(tile, counter, run->num_tiles[wanted]) {
+        int soon = tile + run->num_threads; /* what this thread may draw next */
+        if (soon < run->num_tiles[wanted]) foresee_tile(&a, tiles + soon);
+        attend_tile(&a, tiles + tile);
+    }
 }
 
 /* One thread's share of an operation. */
@@ -133,8 +138,12 @@ static void execute(const Run *run, const Op *op, atomic_int *counter) {
                 norm_row(head, head, weight, run->shape->dim, op->value);
             }
         break;
+    case QUANTISE:
+        FOR_ROWS(t, size, rows, counter)
+            quantise_row((int8_t *)out + t * quantised_size(size), in + (size_t)t * size, size);
+        break;
     case LINEAR: {
-        Linear l = {out, in, weight, op->bias, op->inputs, size, op->form, op->activation};
+        Linear l = {out, in, weight, op->bias, op->inputs, size, op->format, op->form, op->activation};
         multiply(&l, rows, counter);
         break;
     }
@@ -145,7 +154,7 @@ static void execute(const Run *run, const Op *op, atomic_int *counter) {
 
 /* Run the operations one after the other. Returns 0, or 1 if there is no memory for it. */
 int headrace_run(const Op *ops, int num_ops, const Shape *shape, const Step *step, int threads) {
-    Run run = {shape, step, {NULL, NULL}, {0, 0}};
+    Run run = {shape, step, {NULL, NULL}, {0, 0}, threads};
     const Chunk *chunks[2] = {step->chunks, step->wanted_chunks};
     int num_chunks[2] = {step->num_chunks, step->num_wanted_chunks};
     for (int i = 0; i < 2; i++)

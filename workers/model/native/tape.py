@@ -1,7 +1,6 @@
 """A forward pass as a list of operations that C carries out in one call: Python's side of `tape.c`.
 
-The structures here are those there, field by field. Shapes: T rows of the step, R wanted rows, E hidden
-size, O outputs and I inputs of a projection, P panels of 32 outputs.
+The structures here are those there, field by field.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ from enum import IntEnum
 
 import torch
 
-from workers.model.arena import Arena
 from workers.model.native import library
-from workers.model.weights import Projection
 
-PANEL, LANES = 32, 16
-NUM_BUFFERS = 8
+NUM_BUFFERS = 9
 
 _INT, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 
 
 class Code(IntEnum):
-    EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, LINEAR, ROTATE_STORE, ATTEND = range(8)
+    EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, QUANTISE, LINEAR, ROTATE_STORE, ATTEND = range(9)
 
 
 class Rows(IntEnum):
@@ -40,7 +36,7 @@ class Form(IntEnum):
 class Op(ctypes.Structure):
     _fields_ = (
         *((name, _INT) for name in ("code", "rows", "out", "in_", "base")),
-        *((name, _INT) for name in ("size", "inputs", "form", "activation", "heads", "first")),
+        *((name, _INT) for name in ("size", "inputs", "format", "form", "activation", "heads", "first")),
         *((name, _INT) for name in ("layer", "pairs", "window")),
         ("value", _FLOAT),
         ("weight", _POINTER),
@@ -58,37 +54,10 @@ class Shape(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = (
         *((name, _INT) for name in ("num_rows", "num_wanted", "num_chunks", "num_wanted_chunks")),
-        ("num_blocks", ctypes.c_int64),
         *((name, _POINTER) for name in ("tokens", "positions", "slots", "wanted", "blocks")),
         *((name, _POINTER) for name in ("chunks", "wanted_chunks", "layers")),
         ("buffers", _POINTER * NUM_BUFFERS),
     )
-
-
-class Panels:
-    """A projection in the layout of `linear.h`: [P, I / 2, 2, 16, 2], and the bias in the same order."""
-
-    def __init__(self, projection: Projection, arena: Arena, *, is_gated: bool = False) -> None:
-        num_rows, self.inputs = projection.weight_OI.shape
-        self.outputs = num_rows // 2 if is_gated else num_rows
-        self.weight = arena.copy(_panels(projection.weight_OI, is_gated))
-        self.bias = None
-        if projection.bias_O is not None:
-            self.bias = arena.copy(_ordered(projection.bias_O.unsqueeze(1), is_gated).flatten())
-
-
-def _ordered(rows_OI: torch.Tensor, is_gated: bool) -> torch.Tensor:
-    """Rows as they stand in the panels, padded with zeros; gated: 16 of the gate, then their 16 of up."""
-    halves = rows_OI.chunk(2) if is_gated else (rows_OI,)
-    multiple = LANES if is_gated else PANEL
-    padding = -halves[0].shape[0] % multiple
-    padded = [torch.nn.functional.pad(half, (0, 0, 0, padding)) for half in halves]
-    return torch.stack([half.view(-1, multiple, half.shape[1]) for half in padded], 1).flatten(0, 2)
-
-
-def _panels(weight_OI: torch.Tensor, is_gated: bool) -> torch.Tensor:
-    ordered = _ordered(weight_OI, is_gated)
-    return ordered.view(-1, 2, LANES, weight_OI.shape[1] // 2, 2).permute(0, 3, 1, 2, 4)
 
 
 class Tape:
@@ -117,28 +86,6 @@ class Tape:
                 self._tensors.append(tensor)
         self._ops.append(op)
         self._recorded = None
-
-    def linear(
-        self,
-        panels: Panels,
-        out: int,
-        in_: int,
-        form: Form = Form.BF16,
-        rows: Rows = Rows.ALL,
-        activation: int = 0,
-    ) -> None:
-        self.add(
-            Code.LINEAR,
-            weight=panels.weight,
-            bias=panels.bias,
-            out=out,
-            in_=in_,
-            inputs=panels.inputs,
-            size=panels.outputs,
-            form=form,
-            rows=rows,
-            activation=activation,
-        )
 
     def run(self, shape: Shape, step: Step, num_threads: int) -> None:
         """Carry out every operation. Raises MemoryError."""
