@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.workers.driver import Driver, Output
-from workers.load.model import LoadedModel
+from workers.load.model import LoadedModel, load_model
+from workers.model.native import library
 from workers.sampling.params import SamplingParams
 
 TEXT = (
@@ -40,15 +41,24 @@ PARAMS = {
 }
 
 
+@pytest.fixture(scope="module", params=["bf16", "int8", "int4"])
+def model(request: pytest.FixtureRequest, smollm2: LoadedModel) -> LoadedModel:
+    if request.param == "bf16":
+        return smollm2
+    if library.load() is None:
+        pytest.skip("this CPU or machine cannot have weights of fewer bits")
+    return load_model("builtin:smollm2-135m", request.param, name="smollm2-135m")
+
+
 @pytest.fixture(scope="module")
 def prompt(smollm2: LoadedModel) -> list[int]:
     return Tokenizer.from_buffer(smollm2.card.tokenizer_json).encode(TEXT, add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
-def baselines(smollm2: LoadedModel, prompt: list[int]) -> dict[str, Output]:
+def baselines(model: LoadedModel, prompt: list[int]) -> dict[str, Output]:
     """Each parameter set alone on a fresh engine."""
-    return {name: Driver(smollm2).generate(prompt, params) for name, params in PARAMS.items()}
+    return {name: Driver(model).generate(prompt, params) for name, params in PARAMS.items()}
 
 
 def assert_same(actual: Output, expected: Output) -> None:
@@ -59,9 +69,9 @@ def assert_same(actual: Output, expected: Output) -> None:
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_mixed_batch_of_eight_changes_nothing(
-    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    driver = Driver(smollm2)
+    driver = Driver(model)
     others = list(PARAMS.values())
     for lane in range(7):
         driver.submit(f"other {lane}", prompt[lane : 40 + 11 * lane], others[lane % 4])
@@ -73,17 +83,17 @@ def test_a_mixed_batch_of_eight_changes_nothing(
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_prompt_cut_into_chunks_of_32_changes_nothing(
-    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    driver = Driver(smollm2, max_step_tokens=32)
+    driver = Driver(model, max_step_tokens=32)
     assert_same(driver.generate(prompt, PARAMS[name]), baselines[name])
 
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_prefix_hit_changes_nothing(
-    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    driver = Driver(smollm2)
+    driver = Driver(model)
     driver.generate(prompt, PARAMS["greedy"], "first")
     again = driver.generate(prompt, PARAMS[name], "again")
     assert again.num_cached_tokens is not None
@@ -93,10 +103,10 @@ def test_a_prefix_hit_changes_nothing(
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_preemption_and_resumption_change_nothing(
-    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
     bytes_per_block = 2 * 30 * 3 * 64 * 2 * 16
-    driver = Driver(smollm2, kv_memory_bytes=20 * bytes_per_block)
+    driver = Driver(model, kv_memory_bytes=20 * bytes_per_block)
     for round_ in range(24):  # short answers teach the estimator to admit more than the pool can hold
         driver.generate(
             prompt[:20], msgspec.structs.replace(PARAMS["greedy"], max_tokens=2), f"short {round_}"
@@ -110,12 +120,12 @@ def test_preemption_and_resumption_change_nothing(
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_sequence_i_of_n_is_the_request_alone_with_seed_plus_i(
-    smollm2: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
     params = PARAMS[name]
-    driver = Driver(smollm2)
+    driver = Driver(model)
     driver.submit("r", prompt, msgspec.structs.replace(params, n=2))
     driver.run()
     assert_same(driver.outputs["r", 0], baselines[name])
-    alone = Driver(smollm2).generate(prompt, msgspec.structs.replace(params, seed=params.seed + 1))
+    alone = Driver(model).generate(prompt, msgspec.structs.replace(params, seed=params.seed + 1))
     assert_same(driver.outputs["r", 1], alone)

@@ -4,12 +4,11 @@
  * so that one vector holds two elements of 16 keys, and values as [8 pairs of tokens][dim][2].
  * Keys are walked in order, sixteen at a time, whatever the tile; what a query does not see weighs exactly 0. */
 #pragma once
-#include <stdlib.h>
-
+#include "scratch.h"
 #include "team.h"
 #include "vector.h"
 
-enum { KEYS = 16, TILE_SCORES = 4, SCORE_BYTES = 128 << 10 };
+enum { KEYS = 16, TILE_SCORES = 4, SCORE_BYTES = 128 << 10, AHEAD = 4 /* sixteens */ };
 
 /* Where a token's numbers lie in its sixteen's keys, and in its sixteen's values. */
 INLINE void store_key(bf16 *sixteen, int token, const bf16 *key, int dim) {
@@ -106,23 +105,6 @@ INLINE float soften(bf16 *weights, const float *scores, int low, int high, int n
     return _mm512_reduce_add_ps(total);
 }
 
-/* What each thread works in; grows as needed and is kept. */
-typedef struct {
-    char *memory;
-    size_t size;
-} Scratch;
-static _Thread_local Scratch scratch;
-
-static char *scratch_of(size_t size) {
-    if (scratch.size < size) {
-        free(scratch.memory);
-        scratch.size = (size + 4095) & ~(size_t)4095;
-        scratch.memory = aligned_alloc(64, scratch.size);
-        if (!scratch.memory) abort();
-    }
-    return scratch.memory;
-}
-
 /* Consecutive tokens of one sequence. `table`: where its blocks begin in the list of all blocks. */
 typedef struct {
     int32_t first_row, num_queries, start, table, first_out;
@@ -181,7 +163,7 @@ INLINE int tile_low(const Attention *a, const Chunk *c, const Tile *tile) {
 static void foresee_tile(const Attention *a, const Tile *tile) {
     const Chunk *c = a->chunks + tile->chunk;
     int low = tile_low(a, c, tile), end = tile_end(c, tile);
-    for (int key = low; key < low + 2 * KEYS && key < end; key += KEYS)
+    for (int key = low; key < low + AHEAD * KEYS && key < end; key += KEYS)
         prefetch(sixteen_at(a, c, 0, tile->head, key), a->dim);
 }
 
@@ -207,7 +189,7 @@ static void attend_tile(const Attention *a, const Tile *tile) {
     for (int s = 0; s < num_sixteens; s += 2) {
         int both = s + 1 < num_sixteens;
         for (int next = s; next < s + 2 && next < num_sixteens; next++) {
-            if (next + 2 < num_sixteens) prefetch(desk.keys[next + 2], dim);
+            if (next + AHEAD < num_sixteens) prefetch(desk.keys[next + AHEAD], dim);
             prefetch(desk.values[next], dim);
         }
         float *scores = desk.scores + s * KEYS;

@@ -49,36 +49,41 @@ INLINE void grouped_tile(const Linear *l, int row, int panel, const Grouping f, 
     for (int r = 0; r < count; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int g = 0; g < groups; g++, weight += record) {
         const __m512i *data = (const __m512i *)(weight + (f.has_least ? 128 : 64));
-        __m512i q[8][2];
-        for (int i = 0; i < 8; i++)
-            for (int v = 0; v < 2; v++) {
-                if (f.bits == 8)
-                    q[i][v] = _mm512_loadu_si512(data + 2 * i + v);
-                else if (i < 4)
-                    q[i][v] = _mm512_and_si512(_mm512_loadu_si512(data + 2 * i + v), nibble);
-                else
-                    q[i][v] = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(data + 2 * (i - 4) + v), 4), nibble);
-            }
+        const int8_t *numbers = in + g * GROUP;
+        __m512i dots[GROUP_ROWS][2];
         for (int r = 0; r < count; r++) {
-            const int8_t *x = in + r * stride;
-            const float *scales = (const float *)(x + l->inputs);
-            const int32_t *in_sums = (const int32_t *)(scales + groups);
-            __m512i low = _mm512_setzero_si512(), high = low;
-            if (!f.has_least) low = high = _mm512_set1_epi32(-zero * in_sums[g]);
-            for (int i = 0; i < 8; i++) {
-                int32_t four;
-                memcpy(&four, x + g * GROUP + 4 * i, sizeof four);
-                __m512i all = _mm512_set1_epi32(four);
-                low = _mm512_dpbusd_epi32(low, q[i][0], all);
-                high = _mm512_dpbusd_epi32(high, q[i][1], all);
+            const int32_t *of_row = (const int32_t *)(in + r * stride + l->inputs) + groups;
+            dots[r][0] = dots[r][1] = f.has_least ? _mm512_setzero_si512() : _mm512_set1_epi32(of_row[g] * -zero);
+        }
+        for (int i = 0; i < 8; i++) {
+            __m512i low, high;
+            if (f.bits == 8) {
+                low = _mm512_loadu_si512(data + 2 * i), high = _mm512_loadu_si512(data + 2 * i + 1);
+            } else {
+                low = _mm512_loadu_si512(data + 2 * (i % 4)), high = _mm512_loadu_si512(data + 2 * (i % 4) + 1);
+                if (i >= 4) low = _mm512_srli_epi16(low, 4), high = _mm512_srli_epi16(high, 4);
+                low = _mm512_and_si512(low, nibble), high = _mm512_and_si512(high, nibble);
             }
-            __m512 scale = _mm512_set1_ps(scales[g]);
-            sums[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_mul_ps(halves(weight), scale), sums[r][0]);
-            sums[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_mul_ps(halves(weight + 32), scale), sums[r][1]);
-            if (f.has_least) {
-                __m512 sum = _mm512_set1_ps(scales[g] * (float)in_sums[g]);
-                sums[r][0] = _mm512_fmadd_ps(halves(weight + 64), sum, sums[r][0]);
-                sums[r][1] = _mm512_fmadd_ps(halves(weight + 96), sum, sums[r][1]);
+            for (int r = 0; r < count; r++) {
+                int32_t four;
+                memcpy(&four, numbers + r * stride + 4 * i, sizeof four);
+                __m512i all = _mm512_set1_epi32(four);
+                dots[r][0] = _mm512_dpbusd_epi32(dots[r][0], low, all);
+                dots[r][1] = _mm512_dpbusd_epi32(dots[r][1], high, all);
+            }
+        }
+        __m512 scales[2] = {halves(weight), halves(weight + 32)};
+        for (int r = 0; r < count; r++) {
+            __m512 scale = _mm512_set1_ps(((const float *)(in + r * stride + l->inputs))[g]);
+            for (int v = 0; v < 2; v++)
+                sums[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][v]), _mm512_mul_ps(scales[v], scale), sums[r][v]);
+        }
+        if (f.has_least) {
+            __m512 leasts[2] = {halves(weight + 64), halves(weight + 96)};
+            for (int r = 0; r < count; r++) {
+                const float *of_row = (const float *)(in + r * stride + l->inputs);
+                __m512 sum = _mm512_set1_ps(of_row[g] * (float)((const int32_t *)of_row)[groups + g]);
+                for (int v = 0; v < 2; v++) sums[r][v] = _mm512_fmadd_ps(leasts[v], sum, sums[r][v]);
             }
         }
     }

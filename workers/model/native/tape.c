@@ -6,6 +6,8 @@
  * Sizes of rows are multiples of 16 elements, head dimensions of 32, blocks of 16 tokens.
  * The structures are those of `tape.py`.
  */
+#include <omp.h>
+
 #include "attention.h"
 #include "linear.h"
 #include "rows.h"
@@ -52,7 +54,7 @@ typedef struct {
     const Shape *shape;
     const Step *step;
     Tile *tiles[2]; /* of all chunks, and of the wanted ones */
-    int num_tiles[2], num_threads;
+    int num_tiles[2];
 } Run;
 
 static int num_rows(const Run *run, const Op *op) {
@@ -60,17 +62,17 @@ static int num_rows(const Run *run, const Op *op) {
 }
 
 /* for each row `t` of `rows`, in tasks that are worth drawing */
-#define FOR_ROWS(t, row_size, rows, counter)                                                                           \
+#define FOR_ROWS(t, row_size, rows, share)                                                                             \
     for (int some = TASK_ELEMENTS / (row_size) + 1, once = 1; once; once = 0)                                          \
-        FOR_TASKS(task, counter, ((rows) + some - 1) / some)                                                           \
+        FOR_TASKS(task, share, ((rows) + some - 1) / some)                                                           \
             for (int t = task * some; t < (rows) && t < (task + 1) * some; t++)
 
-static void rotate_store(const Run *run, const Op *op, atomic_int *counter) {
+static void rotate_store(const Run *run, const Op *op, const Share *share) {
     const Shape *s = run->shape;
     const Step *step = run->step;
     int stride = (s->q_heads + 2 * s->kv_heads) * s->dim;
     bf16 *kv = step->layers[op->layer];
-    FOR_ROWS(t, stride, num_rows(run, op), counter) {
+    FOR_ROWS(t, stride, num_rows(run, op), share) {
         bf16 *row = (bf16 *)step->buffers[op->out] + (size_t)t * stride;
         const float *turn = (const float *)op->weight + (size_t)step->positions[t] * 2 * op->pairs;
         rotate_row(row, turn, s->q_heads + s->kv_heads, s->dim, op->pairs);
@@ -85,7 +87,7 @@ static void rotate_store(const Run *run, const Op *op, atomic_int *counter) {
     }
 }
 
-static void attend(const Run *run, const Op *op, atomic_int *counter) {
+static void attend(const Run *run, const Op *op, const Share *share) {
     const Shape *s = run->shape;
     const Step *step = run->step;
     int wanted = op->rows == WANTED_ROWS;
@@ -101,78 +103,82 @@ static void attend(const Run *run, const Op *op, atomic_int *counter) {
                    op->window,
                    s->attention_scale};
     const Tile *tiles = run->tiles[wanted];
-    FOR_TASKS(tile, counter, run->num_tiles[wanted]) {
-        int soon = tile + run->num_threads; /* what this thread may draw next */
-        if (soon < run->num_tiles[wanted]) foresee_tile(&a, tiles + soon);
+    FOR_TASKS(tile, share, run->num_tiles[wanted]) {
+        if (tile + 1 < end) foresee_tile(&a, tiles + tile + 1); /* likely the next to be drawn */
         attend_tile(&a, tiles + tile);
     }
 }
 
-/* One thread's share of an operation. */
-static void execute(const Run *run, const Op *op, atomic_int *counter) {
+/* One thread's part in an operation. */
+static void execute(const Run *run, const Op *op, const Share *share) {
     const Step *step = run->step;
     int rows = num_rows(run, op), size = op->size;
     bf16 *out = step->buffers[op->out], *in = step->buffers[op->in], *base = step->buffers[op->base];
     const bf16 *weight = op->weight;
     switch (op->code) {
     case EMBED:
-        FOR_ROWS(t, size, rows, counter)
+        FOR_ROWS(t, size, rows, share)
             scale_row(out + (size_t)t * size, weight + (size_t)step->tokens[t] * size, size, op->value);
         break;
     case GATHER:
-        FOR_ROWS(t, size, rows, counter)
+        FOR_ROWS(t, size, rows, share)
             memcpy(out + (size_t)t * size, in + (size_t)step->wanted[t] * size, (size_t)size * sizeof(bf16));
         break;
     case NORM:
-        FOR_ROWS(t, size, rows, counter)
+        FOR_ROWS(t, size, rows, share)
             norm_row(out + (size_t)t * size, in + (size_t)t * size, weight, size, op->value);
         break;
     case ADD_NORM:
-        FOR_ROWS(t, size, rows, counter)
+        FOR_ROWS(t, size, rows, share)
             add_norm_row(out + (size_t)t * size, base + (size_t)t * size, in + (size_t)t * size, weight, size, op->value);
         break;
     case NORM_HEADS:
-        FOR_ROWS(t, size, rows, counter)
+        FOR_ROWS(t, size, rows, share)
             for (int h = op->first; h < op->first + op->heads; h++) {
                 bf16 *head = out + (size_t)t * size + (size_t)h * run->shape->dim;
                 norm_row(head, head, weight, run->shape->dim, op->value);
             }
         break;
     case QUANTISE:
-        FOR_ROWS(t, size, rows, counter)
+        FOR_ROWS(t, size, rows, share)
             quantise_row((int8_t *)out + t * quantised_size(size), in + (size_t)t * size, size);
         break;
     case LINEAR: {
         Linear l = {out, in, weight, op->bias, op->inputs, size, op->format, op->form, op->activation};
-        multiply(&l, rows, counter);
+        multiply(&l, rows, share);
         break;
     }
-    case ROTATE_STORE: rotate_store(run, op, counter); break;
-    case ATTEND: attend(run, op, counter); break;
+    case ROTATE_STORE: rotate_store(run, op, share); break;
+    case ATTEND: attend(run, op, share); break;
     }
 }
 
 /* Run the operations one after the other. Returns 0, or 1 if there is no memory for it. */
 int headrace_run(const Op *ops, int num_ops, const Shape *shape, const Step *step, int threads) {
-    Run run = {shape, step, {NULL, NULL}, {0, 0}, threads};
+    Run run = {shape, step, {NULL, NULL}, {0, 0}};
     const Chunk *chunks[2] = {step->chunks, step->wanted_chunks};
     int num_chunks[2] = {step->num_chunks, step->num_wanted_chunks};
     for (int i = 0; i < 2; i++)
         run.num_tiles[i] = cut(chunks[i], num_chunks[i], shape->q_heads, shape->kv_heads, NULL);
-    atomic_int *counters = calloc((size_t)num_ops, sizeof *counters);
+    atomic_int *drawn = calloc((size_t)num_ops * threads, sizeof *drawn);
     run.tiles[0] = malloc((size_t)(run.num_tiles[0] + run.num_tiles[1] + 1) * sizeof(Tile));
-    if (counters && run.tiles[0]) {
+    if (drawn && run.tiles[0]) {
         run.tiles[1] = run.tiles[0] + run.num_tiles[0];
         for (int i = 0; i < 2; i++) cut(chunks[i], num_chunks[i], shape->q_heads, shape->kv_heads, run.tiles[i]);
-        Team team = {threads, 0, 0, 0};
+        Team team = {0, 0, 0, 0};
 #pragma omp parallel num_threads(threads)
-        for (int i = 0; i < num_ops; i++) {
-            execute(&run, ops + i, counters + i);
-            if (i + 1 < num_ops) meet(&team); /* the end of the region is the last meeting */
+        {
+#pragma omp single
+            team.size = omp_get_num_threads(); /* the system may give fewer than were asked for */
+            for (int i = 0; i < num_ops; i++) {
+                Share share = {drawn + (size_t)i * threads, omp_get_thread_num(), team.size};
+                execute(&run, ops + i, &share);
+                if (i + 1 < num_ops) meet(&team); /* the end of the region is the last meeting */
+            }
         }
     }
-    int failed = !counters || !run.tiles[0];
-    free(counters);
+    int failed = !drawn || !run.tiles[0];
+    free(drawn);
     free(run.tiles[0]);
     return failed;
 }

@@ -1,5 +1,6 @@
-/* The threads that run a tape together. They draw tasks from a counter, so that a thread from which the
- * system takes its core does fewer of them, and meet at a barrier after every operation. */
+/* The threads that run a tape together, and meet at a barrier after every operation. Each has a range of an
+ * operation's tasks, whose memory it then reads from end to end; who has done all of its own draws from the
+ * others' ranges, so that a thread from which the system takes its core does fewer. */
 #pragma once
 #include <immintrin.h>
 #include <linux/futex.h>
@@ -33,6 +34,16 @@ static void meet(Team *team) {
     atomic_fetch_sub(&team->sleepers, 1);
 }
 
+/* A thread's part in one operation: how many tasks of each thread's range were drawn. */
+typedef struct {
+    atomic_int *drawn;
+    int thread, num_threads;
+} Share;
+
 /* for each task 0 .. count - 1 that no other thread of the team has drawn */
-#define FOR_TASKS(task, counter, count)                                                                                \
-    for (int task; (task = atomic_fetch_add_explicit((counter), 1, memory_order_relaxed)) < (count);)
+#define FOR_TASKS(task, share, count)                                                                                  \
+    for (int turn = 0; turn < (share)->num_threads; turn++)                                                            \
+        for (int owner = ((share)->thread + turn) % (share)->num_threads,                                              \
+                 end = (owner + 1) * (count) / (share)->num_threads, task;                                             \
+             (task = owner * (count) / (share)->num_threads +                                                          \
+                     atomic_fetch_add_explicit((share)->drawn + owner, 1, memory_order_relaxed)) < end;)
