@@ -82,12 +82,18 @@ class Report:
         """Something to know when reading the figures."""
         self._facts[name] = value
 
-    def finish(self, arguments: argparse.Namespace) -> int:
-        """Print everything, write `--json`; the exit status is 1 if a bar was missed and `--check` given."""
+    def finish(self, arguments: argparse.Namespace, part: str | None = None) -> int:
+        """Print everything, write `--json`; the exit status is 1 if a bar was missed and `--check` given.
+
+        A bench of several reports names each `part`; they share the file."""
         console = Console()
         self._print(console)
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(self._as_json(), indent=1, ensure_ascii=False) + "\n")
+            written = self._as_json()
+            if part is not None:
+                parts = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+                written = {**parts, part: written}
+            arguments.json.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
         missed = [bar for bar in self._bars if not bar.is_met]
         if not arguments.check:
             return 0

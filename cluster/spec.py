@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.units import Bytes, Seconds
-from workers.config import EngineConfig, Kernels, Weights, WorkerConfig
+from workers.config import EngineConfig, Kernels, KvDtype, Weights, WorkerConfig
 from workers.errors import ConfigError
 
 
@@ -23,6 +23,11 @@ class Section(BaseModel):
 
 
 class KvSpec(Section):
+    dtype: KvDtype = Field(
+        "auto",
+        description="Numbers of the KV cache; auto is what the weights compute in. int8 has a scale for each "
+        "token of each head, holds nearly twice as many tokens, and needs the native kernels.",
+    )
     memory: Bytes = Field(1 << 30, description="Memory for the KV cache of one worker.")
     block_tokens: Literal[16, 32, 64] = Field(16, description="Tokens in one KV block.")
 
@@ -124,6 +129,7 @@ def _engine_config(pool: PoolSpec, num_threads: int) -> EngineConfig:
         device=pool.device,
         kernels=pool.kernels,
         kv_memory_bytes=pool.kv.memory,
+        kv_dtype=pool.kv.dtype,
         block_tokens=pool.kv.block_tokens,
         max_context_tokens=pool.max_context_tokens,
         max_sequences=pool.max_sequences,

@@ -11,6 +11,7 @@ from typing import Literal
 Weights = Literal["auto", "bf16", "fp32", "int8", "int4"]
 Role = Literal["unified", "prefill", "decode"]
 Kernels = Literal["auto", "torch"]
+KvDtype = Literal["auto", "int8"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -21,6 +22,7 @@ class EngineConfig:
     weights: Weights = "auto"
     device: Device = "cpu"
     kernels: Kernels = "auto"
+    kv_dtype: KvDtype = "auto"
     kv_memory_bytes: int = 1 << 30
     block_tokens: int = 16
     max_context_tokens: int | None = None  # None: the model's own

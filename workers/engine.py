@@ -21,10 +21,11 @@ from kvcache.hashing import BlockHasher
 from kvcache.pool import BlockPool
 from workers.budget import StepBudget
 from workers.config import EngineConfig
-from workers.errors import EngineFault, HeadraceError
+from workers.errors import ConfigError, EngineFault, HeadraceError
 from workers.load.model import LoadedModel
 from workers.model.batch import Chunk, Rows
-from workers.model.cache import KvCache
+from workers.model.cache import MAX_INT8_CONTEXT_TOKENS, KvCache
+from workers.model.decoder import Decoder
 from workers.sampling.params import SamplingParams
 from workers.sampling.plan import RowState, build_plan
 from workers.sampling.sampler import prompt_logprobs, sample
@@ -83,14 +84,16 @@ class Engine:
         self._model = model
         self._clock = clock
         decoder = model.decoder
+        kv_dtype = _kv_dtype(decoder, config)
         self._cache = KvCache.sized(
-            model.config, config.kv_memory_bytes, config.block_tokens, decoder.dtype, decoder.device
+            model.config, config.kv_memory_bytes, config.block_tokens, kv_dtype, decoder.device
         )
         self._pool = BlockPool(self._cache.num_blocks)
         self.max_context_tokens = min(
             model.config.max_context_tokens,
             config.max_context_tokens or model.config.max_context_tokens,
             self._pool.num_blocks * config.block_tokens,
+            MAX_INT8_CONTEXT_TOKENS if kv_dtype is torch.int8 else model.config.max_context_tokens,
         )
         self._budget = StepBudget(config.target_step_s, config.block_tokens, config.max_step_tokens)
         self._scheduler = Scheduler(
@@ -328,6 +331,16 @@ class Engine:
     def _refuse(self, request_id: str, n: int, error: HeadraceError) -> None:
         self._pending.deltas += [_failure(request_id, index, error) for index in range(n)]
         self._pending.finished_ids.append(request_id)
+
+
+def _kv_dtype(decoder: Decoder, config: EngineConfig) -> torch.dtype:
+    dtype = torch.int8 if config.kv_dtype == "int8" else decoder.kv_dtypes[0]
+    if dtype not in decoder.kv_dtypes:
+        raise ConfigError(
+            "kv.dtype int8 needs the native kernels: a CPU with AVX512-BF16 and VNNI, gcc, kernels: auto, "
+            "and weights that compute in bf16; use kv.dtype: auto"
+        )
+    return dtype
 
 
 def _failure(request_id: str, index: int, error: HeadraceError) -> Delta:

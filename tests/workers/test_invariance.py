@@ -3,11 +3,14 @@ the prefix cache, on preemption or on n. Token ids and log-probabilities are com
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from tests.workers.driver import Driver, Output
+from workers.config import KvDtype
 from workers.load.model import LoadedModel, load_model
 from workers.model.native import library
 from workers.sampling.params import SamplingParams
@@ -41,13 +44,30 @@ PARAMS = {
 }
 
 
-@pytest.fixture(scope="module", params=["bf16", "int8", "int4"])
-def model(request: pytest.FixtureRequest, smollm2: LoadedModel) -> LoadedModel:
-    if request.param == "bf16":
-        return smollm2
-    if library.load() is None:
-        pytest.skip("this CPU or machine cannot have weights of fewer bits")
-    return load_model("builtin:smollm2-135m", request.param, name="smollm2-135m")
+@dataclass(frozen=True)
+class Setup:
+    """A model and the type of its KV cache."""
+
+    model: LoadedModel
+    kv_dtype: KvDtype
+
+    @property
+    def block_bytes(self) -> int:
+        config = self.model.config
+        head_bytes = 2 * config.head_dim if self.kv_dtype == "auto" else config.head_dim + 2
+        return 2 * config.num_layers * config.num_kv_heads * 16 * head_bytes
+
+    def driver(self, **limits: int) -> Driver:
+        return Driver(self.model, kv_dtype=self.kv_dtype, **limits)
+
+
+@pytest.fixture(scope="module", params=["bf16", "int8", "int4", "bf16 with int8 KV"])
+def setup(request: pytest.FixtureRequest, smollm2: LoadedModel) -> Setup:
+    if request.param != "bf16" and library.load() is None:
+        pytest.skip("this CPU or machine cannot have so few bits")
+    weights, _, kv = request.param.partition(" with ")
+    model = smollm2 if weights == "bf16" else load_model("builtin:smollm2-135m", weights, name="smollm2-135m")
+    return Setup(model, "int8" if kv else "auto")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +76,9 @@ def prompt(smollm2: LoadedModel) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def baselines(model: LoadedModel, prompt: list[int]) -> dict[str, Output]:
+def baselines(setup: Setup, prompt: list[int]) -> dict[str, Output]:
     """Each parameter set alone on a fresh engine."""
-    return {name: Driver(model).generate(prompt, params) for name, params in PARAMS.items()}
+    return {name: setup.driver().generate(prompt, params) for name, params in PARAMS.items()}
 
 
 def assert_same(actual: Output, expected: Output) -> None:
@@ -69,9 +89,9 @@ def assert_same(actual: Output, expected: Output) -> None:
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_mixed_batch_of_eight_changes_nothing(
-    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    setup: Setup, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    driver = Driver(model)
+    driver = setup.driver()
     others = list(PARAMS.values())
     for lane in range(7):
         driver.submit(f"other {lane}", prompt[lane : 40 + 11 * lane], others[lane % 4])
@@ -83,17 +103,17 @@ def test_a_mixed_batch_of_eight_changes_nothing(
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_prompt_cut_into_chunks_of_32_changes_nothing(
-    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    setup: Setup, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    driver = Driver(model, max_step_tokens=32)
+    driver = setup.driver(max_step_tokens=32)
     assert_same(driver.generate(prompt, PARAMS[name]), baselines[name])
 
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_prefix_hit_changes_nothing(
-    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    setup: Setup, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    driver = Driver(model)
+    driver = setup.driver()
     driver.generate(prompt, PARAMS["greedy"], "first")
     again = driver.generate(prompt, PARAMS[name], "again")
     assert again.num_cached_tokens is not None
@@ -103,10 +123,9 @@ def test_a_prefix_hit_changes_nothing(
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_preemption_and_resumption_change_nothing(
-    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    setup: Setup, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
-    bytes_per_block = 2 * 30 * 3 * 64 * 2 * 16
-    driver = Driver(model, kv_memory_bytes=20 * bytes_per_block)
+    driver = setup.driver(kv_memory_bytes=20 * setup.block_bytes)
     for round_ in range(24):  # short answers teach the estimator to admit more than the pool can hold
         driver.generate(
             prompt[:20], msgspec.structs.replace(PARAMS["greedy"], max_tokens=2), f"short {round_}"
@@ -120,12 +139,12 @@ def test_preemption_and_resumption_change_nothing(
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_sequence_i_of_n_is_the_request_alone_with_seed_plus_i(
-    model: LoadedModel, prompt: list[int], baselines: dict[str, Output], name: str
+    setup: Setup, prompt: list[int], baselines: dict[str, Output], name: str
 ) -> None:
     params = PARAMS[name]
-    driver = Driver(model)
+    driver = setup.driver()
     driver.submit("r", prompt, msgspec.structs.replace(params, n=2))
     driver.run()
     assert_same(driver.outputs["r", 0], baselines[name])
-    alone = Driver(model).generate(prompt, msgspec.structs.replace(params, seed=params.seed + 1))
+    alone = setup.driver().generate(prompt, msgspec.structs.replace(params, seed=params.seed + 1))
     assert_same(driver.outputs["r", 1], alone)

@@ -1,7 +1,8 @@
 """The KV cache's memory: per layer one tensor of blocks, of which the block pool hands out the numbers.
 
 Shapes: N blocks, H key/value heads, S tokens of a block, D head dimension; index 0 is keys, 1 is values.
-A block lies in one piece. How a head's S·D numbers are ordered in it is the decoder's own affair.
+A block lies in one piece. How a head's S·D numbers are ordered in it is the decoder's own affair. With 8 bits
+a block is a row of bytes: its numbers, then an fp16 scale for each token of each head.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from workers.model.arena import Arena
 from workers.model.config import ModelConfig
 
 MIN_BLOCKS = 3  # the null block and two to work with
+SCALE_BYTES = 2
+MAX_INT8_CONTEXT_TOKENS = 1 << 16  # the products of so many weights and values add up within 32 bits
 
 
 class KvCache:
-    """`layers[i]` is the cache of layer i, [N, 2, H, S, D]; block 0 is the null block."""
+    """`layers[i]` is that of layer i, [N, 2, H, S, D], of 8 bits [N, bytes]; block 0 is the null block."""
 
     def __init__(self, layers: list[torch.Tensor], block_tokens: int) -> None:
         self.layers = layers
@@ -35,6 +38,15 @@ class KvCache:
         """Blocks including the null block."""
         return len(self.layers[0])
 
+    @property
+    def number_bytes(self) -> int:
+        return self.layers[0].itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block of one layer."""
+        return self.layers[0][0].nbytes
+
     @classmethod
     def sized(
         cls,
@@ -44,18 +56,21 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KvCache:
-        """As many blocks as fit into `memory_bytes`. Raises ConfigError if that is next to none."""
-        block_bytes = (
-            2 * config.num_layers * config.num_kv_heads * block_tokens * config.head_dim * dtype.itemsize
-        )
-        num_blocks = memory_bytes // block_bytes
+        """As many blocks as fit into `memory_bytes`; `dtype` is that of the numbers, torch.int8 with scales.
+
+        Raises ConfigError if that is next to none."""
+        head_bytes = config.head_dim * dtype.itemsize + (SCALE_BYTES if dtype is torch.int8 else 0)
+        block_bytes = 2 * config.num_kv_heads * block_tokens * head_bytes
+        num_blocks = memory_bytes // (config.num_layers * block_bytes)
         if num_blocks < MIN_BLOCKS:
             raise ConfigError(
                 f"kv.memory of {memory_bytes} bytes holds {num_blocks} blocks of {block_tokens} tokens "
-                f"({block_bytes} bytes each), but at least {MIN_BLOCKS} are needed; "
-                f"give it {MIN_BLOCKS * block_bytes} bytes or more"
+                f"({config.num_layers * block_bytes} bytes each), but at least {MIN_BLOCKS} are needed; "
+                f"give it {MIN_BLOCKS * config.num_layers * block_bytes} bytes or more"
             )
-        shape = (num_blocks, 2, config.num_kv_heads, block_tokens, config.head_dim)
+        shape: tuple[int, ...] = (num_blocks, 2, config.num_kv_heads, block_tokens, config.head_dim)
+        if dtype is torch.int8:
+            shape = (num_blocks, block_bytes)
         if device.type == "cpu":
             arena = Arena()
             return cls([arena.tensor(shape, dtype) for _ in range(config.num_layers)], block_tokens)

@@ -28,6 +28,11 @@ class Decoder(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def kv_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Types of numbers that its KV cache may hold, its own first."""
+        ...
+
     def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
         """Compute the chunks' tokens, write their keys and values, return the wanted rows' hidden states.
 

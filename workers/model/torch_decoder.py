@@ -44,6 +44,10 @@ class TorchDecoder:
     def device(self) -> torch.device:
         return self._embedding_VE.device
 
+    @property
+    def kv_dtypes(self) -> tuple[torch.dtype, ...]:
+        return (self.dtype,)
+
     def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
         layers, operations = self._layers, self._operations
         batch = Batch.build(chunks, cache.block_tokens, self._min_rows, self.device)

@@ -21,20 +21,19 @@ INLINE void store_value(bf16 *sixteen, int token, const bf16 *value, int dim) {
 }
 
 /* A sixteen that is needed soon: a sequence's blocks lie anywhere, so nothing else foresees them. */
-INLINE void prefetch(const bf16 *sixteen, int dim) {
-    for (int byte = 0; byte < KEYS * dim * (int)sizeof(bf16); byte += 64)
-        _mm_prefetch((const char *)sixteen + byte, _MM_HINT_T0);
+INLINE void prefetch(const void *sixteen, int size) {
+    for (int byte = 0; byte < size; byte += 64) _mm_prefetch((const char *)sixteen + byte, _MM_HINT_T0);
 }
 
 /* Scores of `count` query rows against `sixteens` (1 or 2) times 16 keys. */
-INLINE void score_rows(float *scores, int score_stride, const bf16 *queries, const bf16 *const *keys, int dim,
+INLINE void score_rows(float *scores, int score_stride, const bf16 *queries, const void *const *keys, int dim,
                        float scale, const int count, const int sixteens) {
     __m512 sums[TILE_SCORES][2];
     for (int r = 0; r < count; r++)
         for (int s = 0; s < sixteens; s++) sums[r][s] = _mm512_setzero_ps();
     for (int i = 0; i < dim; i += 2) {
         __m512bh key[2];
-        for (int s = 0; s < sixteens; s++) key[s] = (__m512bh)_mm512_loadu_si512(keys[s] + i * KEYS);
+        for (int s = 0; s < sixteens; s++) key[s] = (__m512bh)_mm512_loadu_si512((const bf16 *)keys[s] + i * KEYS);
         for (int r = 0; r < count; r++) {
             __m512bh both = pair(queries + (size_t)r * dim + i);
             for (int s = 0; s < sixteens; s++) sums[r][s] = _mm512_dpbf16_ps(sums[r][s], key[s], both);
@@ -49,7 +48,7 @@ INLINE void score_rows(float *scores, int score_stride, const bf16 *queries, con
 /* What `count` rows take from the values of all sixteens, of `vectors` (4 or 2) times 16 elements from `first`
  * on. Of the last sixteen only `last` tokens are there: what lies in the others' places may be no number. */
 INLINE void mix_rows(bf16 *const *out, const bf16 *weights, int weight_stride, const float *totals,
-                     const bf16 *const *values, int num_sixteens, int last, int dim, int first, const int vectors,
+                     const void *const *values, int num_sixteens, int last, int dim, int first, const int vectors,
                      const int count) {
     __m512 sums[TILE_SCORES][4];
     for (int r = 0; r < count; r++)
@@ -60,7 +59,8 @@ INLINE void mix_rows(bf16 *const *out, const bf16 *weights, int weight_stride, c
             __mmask32 there = token + 1 < present ? 0xFFFFFFFF : 0x55555555;
             __m512bh value[4];
             for (int v = 0; v < vectors; v++)
-                value[v] = (__m512bh)_mm512_maskz_loadu_epi16(there, values[s] + token * dim + 2 * first + v * 32);
+                value[v] = (__m512bh)_mm512_maskz_loadu_epi16(
+                    there, (const bf16 *)values[s] + token * dim + 2 * first + v * 32);
             for (int r = 0; r < count; r++) {
                 __m512bh both = pair(weights + (size_t)r * weight_stride + s * KEYS + token);
                 for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], value[v], both);
@@ -83,22 +83,26 @@ INLINE void mix_rows(bf16 *const *out, const bf16 *weights, int weight_stride, c
         }                                                                                                              \
     }
 
-/* Weights of one row: softmax over the keys low .. high (low may be negative), 0 elsewhere; returns what to divide by. */
-INLINE float soften(bf16 *weights, const float *scores, int low, int high, int num_keys) {
-    __m512 best = _mm512_set1_ps(-3.4e38f), total = _mm512_setzero_ps();
+/* Those of the 16 keys from `k` on that lie in low .. high; low may be negative. */
+INLINE __mmask16 seen_keys(int k, int low, int high) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (int k = low > 0 ? low & ~(KEYS - 1) : 0; k < high; k += KEYS) {
-        __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(k));
-        __mmask16 seen = _mm512_cmplt_epi32_mask(key, _mm512_set1_epi32(high)) &
-                         _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(low));
-        best = _mm512_mask_max_ps(best, seen, best, _mm512_loadu_ps(scores + k));
-    }
-    best = _mm512_set1_ps(_mm512_reduce_max_ps(best));
+    __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(k));
+    return _mm512_cmplt_epi32_mask(key, _mm512_set1_epi32(high)) & _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(low));
+}
+
+INLINE float best_score(const float *scores, int low, int high) {
+    __m512 best = _mm512_set1_ps(-3.4e38f);
+    for (int k = low > 0 ? low & ~(KEYS - 1) : 0; k < high; k += KEYS)
+        best = _mm512_mask_max_ps(best, seen_keys(k, low, high), best, _mm512_loadu_ps(scores + k));
+    return _mm512_reduce_max_ps(best);
+}
+
+/* Weights of one row: softmax over the keys low .. high, 0 elsewhere; returns what to divide by. */
+INLINE float soften(bf16 *weights, const float *scores, int low, int high, int num_keys) {
+    __m512 best = _mm512_set1_ps(best_score(scores, low, high)), total = _mm512_setzero_ps();
     for (int k = 0; k < num_keys; k += KEYS) {
-        __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(k));
-        __mmask16 seen = _mm512_cmplt_epi32_mask(key, _mm512_set1_epi32(high)) &
-                         _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(low));
-        __m512 weight = _mm512_maskz_mov_ps(seen, exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + k), best)));
+        __m512 weight = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + k), best));
+        weight = _mm512_maskz_mov_ps(seen_keys(k, low, high), weight);
         total = _mm512_add_ps(total, weight);
         store(weights + k, weight);
     }
@@ -116,23 +120,26 @@ typedef struct {
 
 typedef struct {
     bf16 *out;
-    const bf16 *qkv, *kv; /* kv is [blocks, 2, kv_heads, block_tokens, dim] */
+    const bf16 *qkv;
+    const char *kv; /* blocks of [2, kv_heads, block_tokens, dim] numbers, and what belongs to them */
     const Chunk *chunks;
     const int32_t *blocks;
-    int q_heads, kv_heads, dim, block_tokens, window; /* window 0: every earlier token is seen */
+    int q_heads, kv_heads, dim, block_tokens;
+    int number_bytes, block_bytes; /* of the cache */
+    int window;                    /* 0: every earlier token is seen */
     float scale;
 } Attention;
 
 /* Memory of one tile, in one piece. */
 typedef struct {
-    const bf16 **keys, **values;
+    const void **keys, **values;
     float *scores, *totals;
     bf16 *weights, *queries, **out;
 } Desk;
 
 static Desk desk_of(int num_sixteens, int rows, int dim) {
     size_t keys = (size_t)num_sixteens * KEYS;
-    size_t sizes[] = {num_sixteens * sizeof(bf16 *), num_sixteens * sizeof(bf16 *), rows * keys * sizeof(float),
+    size_t sizes[] = {num_sixteens * sizeof(void *), num_sixteens * sizeof(void *), rows * keys * sizeof(float),
                       rows * sizeof(float),          rows * keys * sizeof(bf16),    (size_t)rows * dim * sizeof(bf16),
                       rows * sizeof(bf16 *)};
     size_t total = 0, at[7];
@@ -141,14 +148,28 @@ static Desk desk_of(int num_sixteens, int rows, int dim) {
         total += (sizes[i] + 63) & ~(size_t)63;
     }
     char *m = scratch_of(total);
-    return (Desk){(const bf16 **)(m + at[0]), (const bf16 **)(m + at[1]), (float *)(m + at[2]), (float *)(m + at[3]),
+    return (Desk){(const void **)(m + at[0]), (const void **)(m + at[1]), (float *)(m + at[2]), (float *)(m + at[3]),
                   (bf16 *)(m + at[4]),        (bf16 *)(m + at[5]),        (bf16 **)(m + at[6])};
 }
 
-/* The sixteen that begins with position `key` of the chunk's sequence; side 0 is keys, 1 values. */
-INLINE const bf16 *sixteen_at(const Attention *a, const Chunk *c, int side, int head, int key) {
-    int64_t block = a->blocks[c->table + key / a->block_tokens];
-    return a->kv + (((block * 2 + side) * a->kv_heads + head) * a->block_tokens + key % a->block_tokens) * a->dim;
+/* Numbers in a block before those of a token of one head; side 0 is keys, 1 values. */
+INLINE int64_t numbers_before(const Attention *a, int side, int head, int token) {
+    return (int64_t)((side * a->kv_heads + head) * a->block_tokens + token) * a->dim;
+}
+
+INLINE const char *block_of(const Attention *a, const Chunk *c, int key) {
+    return a->kv + (int64_t)a->blocks[c->table + key / a->block_tokens] * a->block_bytes;
+}
+
+/* The sixteen that begins with position `key` of the chunk's sequence. */
+INLINE const void *sixteen_at(const Attention *a, const Chunk *c, int side, int head, int key) {
+    return block_of(a, c, key) + numbers_before(a, side, head, key % a->block_tokens) * a->number_bytes;
+}
+
+/* Its tokens' scales, in a cache of 8-bit numbers: they follow the block's numbers, in the same order. */
+INLINE const uint16_t *scales_at(const Attention *a, const Chunk *c, int side, int head, int key) {
+    const char *scales = block_of(a, c, key) + numbers_before(a, 2, 0, 0);
+    return (const uint16_t *)scales + numbers_before(a, side, head, key % a->block_tokens) / a->dim;
 }
 
 /* First position that a query of the tile may see, and the first past all of them. */
@@ -164,7 +185,7 @@ static void foresee_tile(const Attention *a, const Tile *tile) {
     const Chunk *c = a->chunks + tile->chunk;
     int low = tile_low(a, c, tile), end = tile_end(c, tile);
     for (int key = low; key < low + AHEAD * KEYS && key < end; key += KEYS)
-        prefetch(sixteen_at(a, c, 0, tile->head, key), a->dim);
+        prefetch(sixteen_at(a, c, 0, tile->head, key), KEYS * a->dim * a->number_bytes);
 }
 
 /* Some queries of a chunk, all query heads of one KV head. */
@@ -189,8 +210,8 @@ static void attend_tile(const Attention *a, const Tile *tile) {
     for (int s = 0; s < num_sixteens; s += 2) {
         int both = s + 1 < num_sixteens;
         for (int next = s; next < s + 2 && next < num_sixteens; next++) {
-            if (next + AHEAD < num_sixteens) prefetch(desk.keys[next + AHEAD], dim);
-            prefetch(desk.values[next], dim);
+            if (next + AHEAD < num_sixteens) prefetch(desk.keys[next + AHEAD], KEYS * dim * (int)sizeof(bf16));
+            prefetch(desk.values[next], KEYS * dim * (int)sizeof(bf16));
         }
         float *scores = desk.scores + s * KEYS;
         if (both)

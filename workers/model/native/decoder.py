@@ -51,6 +51,7 @@ class NativeDecoder:
 
     dtype = torch.bfloat16
     device = torch.device("cpu")
+    kv_dtypes = (torch.bfloat16, torch.int8)
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, bits: Bits = 16) -> None:
         """`bits` of each weight of the projections; of 4 bits the head has 8."""
@@ -70,6 +71,8 @@ class NativeDecoder:
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
             block_tokens=cache.block_tokens,
+            kv_number_bytes=cache.number_bytes,
+            kv_block_bytes=cache.block_bytes,
             attention_scale=config.attention_scale,
         )
         # Nothing before this call lets other threads run Python: what they have to do, such as sending the

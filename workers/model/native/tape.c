@@ -9,6 +9,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "attention_int8.h"
 #include "linear.h"
 #include "rows.h"
 #include "team.h"
@@ -38,6 +39,7 @@ typedef struct {
 
 typedef struct {
     int32_t q_heads, kv_heads, dim, block_tokens;
+    int32_t kv_number_bytes, kv_block_bytes; /* 2: bf16, 1: 8 bits with scales */
     float attention_scale;
 } Shape;
 
@@ -46,7 +48,7 @@ typedef struct {
     int32_t num_rows, num_wanted, num_chunks, num_wanted_chunks;
     const int32_t *tokens, *positions, *slots, *wanted, *blocks;
     const Chunk *chunks, *wanted_chunks;
-    bf16 *const *layers; /* each layer's cache, [blocks, 2, kv_heads, block_tokens, dim], see attention.h */
+    char *const *layers; /* each layer's cache, see attention.h and attention_int8.h */
     void *buffers[NUM_BUFFERS];
 } Step;
 
@@ -67,45 +69,50 @@ static int num_rows(const Run *run, const Op *op) {
         FOR_TASKS(task, share, ((rows) + some - 1) / some)                                                           \
             for (int t = task * some; t < (rows) && t < (task + 1) * some; t++)
 
-static void rotate_store(const Run *run, const Op *op, const Share *share) {
+static Attention attention_of(const Run *run, const Op *op) {
     const Shape *s = run->shape;
     const Step *step = run->step;
-    int stride = (s->q_heads + 2 * s->kv_heads) * s->dim;
-    bf16 *kv = step->layers[op->layer];
+    int wanted = op->rows == WANTED_ROWS;
+    return (Attention){step->buffers[op->out], step->buffers[op->in], step->layers[op->layer],
+                       wanted ? step->wanted_chunks : step->chunks, step->blocks, s->q_heads, s->kv_heads, s->dim,
+                       s->block_tokens, s->kv_number_bytes, s->kv_block_bytes, op->window, s->attention_scale};
+}
+
+static void rotate_store(const Run *run, const Op *op, const Share *share) {
+    const Step *step = run->step;
+    const Attention a = attention_of(run, op);
+    int stride = (a.q_heads + 2 * a.kv_heads) * a.dim;
     FOR_ROWS(t, stride, num_rows(run, op), share) {
         bf16 *row = (bf16 *)step->buffers[op->out] + (size_t)t * stride;
         const float *turn = (const float *)op->weight + (size_t)step->positions[t] * 2 * op->pairs;
-        rotate_row(row, turn, s->q_heads + s->kv_heads, s->dim, op->pairs);
-        int slot = step->slots[t], token = slot % s->block_tokens, side = s->kv_heads * s->block_tokens * s->dim;
-        bf16 *block = kv + (int64_t)(slot / s->block_tokens) * 2 * side;
-        for (int h = 0; h < s->kv_heads; h++) {
-            const bf16 *key = row + (s->q_heads + h) * s->dim, *value = key + s->kv_heads * s->dim;
-            bf16 *sixteen = block + (h * s->block_tokens + (token & ~(KEYS - 1))) * s->dim;
-            store_key(sixteen, token % KEYS, key, s->dim);
-            store_value(sixteen + side, token % KEYS, value, s->dim);
+        rotate_row(row, turn, a.q_heads + a.kv_heads, a.dim, op->pairs);
+        int token = step->slots[t] % a.block_tokens, place = token % KEYS;
+        char *block = (char *)a.kv + (int64_t)(step->slots[t] / a.block_tokens) * a.block_bytes;
+        uint16_t *scales = (uint16_t *)(block + numbers_before(&a, 2, 0, 0));
+        for (int h = 0; h < a.kv_heads; h++) {
+            const bf16 *key = row + (a.q_heads + h) * a.dim, *value = key + a.kv_heads * a.dim;
+            int64_t key_at = numbers_before(&a, 0, h, token - place), value_at = numbers_before(&a, 1, h, token - place);
+            if (a.number_bytes == 2) {
+                store_key((bf16 *)block + key_at, place, key, a.dim);
+                store_value((bf16 *)block + value_at, place, value, a.dim);
+            } else {
+                store_int8(block + key_at, block + value_at, scales + key_at / a.dim + place,
+                           scales + value_at / a.dim + place, place, key, value, a.dim);
+            }
         }
     }
 }
 
 static void attend(const Run *run, const Op *op, const Share *share) {
-    const Shape *s = run->shape;
-    const Step *step = run->step;
+    const Attention a = attention_of(run, op);
     int wanted = op->rows == WANTED_ROWS;
-    Attention a = {step->buffers[op->out],
-                   step->buffers[op->in],
-                   step->layers[op->layer],
-                   wanted ? step->wanted_chunks : step->chunks,
-                   step->blocks,
-                   s->q_heads,
-                   s->kv_heads,
-                   s->dim,
-                   s->block_tokens,
-                   op->window,
-                   s->attention_scale};
     const Tile *tiles = run->tiles[wanted];
     FOR_TASKS(tile, share, run->num_tiles[wanted]) {
         if (tile + 1 < end) foresee_tile(&a, tiles + tile + 1); /* likely the next to be drawn */
-        attend_tile(&a, tiles + tile);
+        if (a.number_bytes == 2)
+            attend_tile(&a, tiles + tile);
+        else
+            attend_int8_tile(&a, tiles + tile);
     }
 }
 

@@ -47,6 +47,7 @@ class Op(ctypes.Structure):
 class Shape(ctypes.Structure):
     _fields_ = (
         *((name, _INT) for name in ("q_heads", "kv_heads", "dim", "block_tokens")),
+        *((name, _INT) for name in ("kv_number_bytes", "kv_block_bytes")),
         ("attention_scale", _FLOAT),
     )
 
