@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.units import Bytes, Seconds
-from workers.config import EngineConfig, Kernels, KvDtype, Weights, WorkerConfig
+from workers.config import EngineConfig, Kernels, KvDtype, Speculation, Weights, WorkerConfig
 from workers.errors import ConfigError
 
 
@@ -30,6 +30,17 @@ class KvSpec(Section):
     )
     memory: Bytes = Field(1 << 30, description="Memory for the KV cache of one worker.")
     block_tokens: Literal[16, 32, 64] = Field(16, description="Tokens in one KV block.")
+
+
+class SpeculationSpec(Section):
+    method: Speculation = Field(
+        "none",
+        description="ngram drafts what followed the last tokens where they stood before in the sequence; "
+        "the answer stays the same to the last bit.",
+    )
+    max_draft_tokens: int = Field(
+        8, ge=1, le=15, description="Longest draft; drafts are shorter in larger batches and when they fail."
+    )
 
 
 class PoolSpec(Section):
@@ -60,6 +71,9 @@ class PoolSpec(Section):
     target_step: Seconds = Field(
         0.05,
         description="Time that a step with decoding sequences aims at; prompts are cut so that it is kept.",
+    )
+    speculation: SpeculationSpec = Field(
+        default_factory=SpeculationSpec, description="Drafts of the next tokens, for fewer steps."
     )
     threads: int = Field(
         0, ge=0, description="CPU threads of a worker; 0 shares the machine's cores out evenly."
@@ -135,6 +149,8 @@ def _engine_config(pool: PoolSpec, num_threads: int) -> EngineConfig:
         max_sequences=pool.max_sequences,
         max_step_tokens=pool.max_step_tokens,
         target_step_s=pool.target_step,
+        speculation=pool.speculation.method,
+        max_draft_tokens=pool.speculation.max_draft_tokens,
         threads=pool.threads or num_threads,
     )
 

@@ -11,6 +11,7 @@ from typing import Literal
 Weights = Literal["auto", "bf16", "fp32", "int8", "int4"]
 Role = Literal["unified", "prefill", "decode"]
 Kernels = Literal["auto", "torch"]
+Speculation = Literal["none", "ngram"]
 KvDtype = Literal["auto", "int8"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -29,6 +30,8 @@ class EngineConfig:
     max_sequences: int = 64
     max_step_tokens: int = 512
     target_step_s: float = 0.05
+    speculation: Speculation = "none"
+    max_draft_tokens: int = 8
     threads: int = 0
 
 

@@ -28,9 +28,10 @@ from workers.model.cache import MAX_INT8_CONTEXT_TOKENS, KvCache
 from workers.model.decoder import Decoder
 from workers.sampling.params import SamplingParams
 from workers.sampling.plan import RowState, build_plan
-from workers.sampling.sampler import prompt_logprobs, sample
+from workers.sampling.sampler import Sampled, prompt_logprobs, sample
 from workers.scheduler import Schedule, ScheduledChunk, Scheduler
 from workers.sequence import Sequence
+from workers.speculation import Drafter
 from workers.wire import Delta, Load, Logprob, ModelCard, Submit
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class StepOutput:
     num_prefill_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0  # drafted ones that sampling drew as well
     has_failed: bool = False
     seconds: float = 0.0
 
@@ -68,6 +71,15 @@ class Request:
     sequences: dict[int, Sequence]
     rows: dict[int, RowState]
     prompt_logprobs: list[Logprob] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A token that was drawn, and why the sequence ends with it, if it does."""
+
+    id: int
+    logprob: Logprob | None
+    finish: str | None
 
 
 class Engine:
@@ -104,6 +116,7 @@ class Engine:
             max_sequences=config.max_sequences,
             max_context_tokens=self.max_context_tokens,
         )
+        self._max_draft_tokens = config.max_draft_tokens if config.speculation == "ngram" else 0
         self._requests: dict[str, Request] = {}
         self._pending = StepOutput(self.load)
 
@@ -141,15 +154,17 @@ class Engine:
         leader: Sequence | None = None
         try:
             for index in range(params.n):
+                row = RowState(
+                    params, index, submit.prompt_ids, self.card.eos_ids, self._model.config.vocab_size
+                )
+                drafter = Drafter(self._max_draft_tokens) if self._drafts(row) else None
                 sequence = Sequence(
-                    submit.request_id, index, submit.prompt_ids, params, submit.salt, now, leader
+                    submit.request_id, index, submit.prompt_ids, params, submit.salt, now, leader, drafter
                 )
                 self._scheduler.add(sequence)
                 leader = leader or sequence
                 request.sequences[index] = sequence
-                request.rows[index] = RowState(
-                    params, index, submit.prompt_ids, self.card.eos_ids, self._model.config.vocab_size
-                )
+                request.rows[index] = row
         except HeadraceError as error:
             for sequence in request.sequences.values():
                 self._scheduler.finish(sequence, "error")
@@ -212,36 +227,67 @@ class Engine:
         chunks = schedule.chunks
         hidden_RE = self._model.decoder.forward([self._chunk(chunk) for chunk in chunks], self._cache)
         sampling = self._take_prompt_logprobs(chunks, hidden_RE)
-        samplers = [chunk.sequence for chunk in chunks if chunk.samples]
-        firsts = {sequence for sequence in samplers if not sequence.num_output_tokens}
+        samplers = [chunk for chunk in chunks if chunk.samples]
+        firsts = {chunk.sequence for chunk in samplers if not chunk.sequence.num_output_tokens}
         sampled = self._sample(samplers, hidden_RE[sampling], output)
         self._scheduler.complete(
-            schedule, {sequence: token_id for sequence, (token_id, _) in sampled.items()}
+            schedule, {sequence: [token.id for token in tokens] for sequence, tokens in sampled.items()}
         )
         self._account(schedule, output, self._clock() - started)
-        for sequence, (token_id, logprob) in sampled.items():
-            output.deltas.append(self._delta(sequence, token_id, logprob, sequence in firsts))
+        for sequence, tokens in sampled.items():
+            output.deltas.append(self._delta(sequence, tokens, sequence in firsts))
 
     def _sample(
-        self, sequences: list[Sequence], hidden_RE: torch.Tensor, output: StepOutput
-    ) -> dict[Sequence, tuple[int, Logprob | None]]:
-        """The next token of each sequence; one whose logits are not numbers ends here with an error."""
-        if not sequences:
+        self, chunks: list[ScheduledChunk], hidden_RE: torch.Tensor, output: StepOutput
+    ) -> dict[Sequence, list[_Token]]:
+        """The next tokens of each sequence: one, and more as long as they are those of its draft. One whose
+        logits are not numbers ends here with an error."""
+        if not chunks:
             return {}
-        rows = [self._row(sequence) for sequence in sequences]
-        drawn = sample(self._model.decoder.logits(hidden_RE), build_plan(rows))
-        sampled: dict[Sequence, tuple[int, Logprob | None]] = {}
-        for place, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
-            if place in drawn.broken_rows:
-                self._end_with_error(sequence, "the model's logits for it are not finite numbers", output)
-            else:
-                row.observe(drawn.token_ids[place])
-                sampled[sequence] = drawn.token_ids[place], drawn.logprobs[place]
+        rows = [self._row(chunk.sequence) for chunk in chunks for _ in range(1 + len(chunk.draft))]
+        nums_before = [place for chunk in chunks for place in range(1 + len(chunk.draft))]
+        drawn = sample(self._model.decoder.logits(hidden_RE), build_plan(rows, nums_before))
+        sampled: dict[Sequence, list[_Token]] = {}
+        first = 0
+        for chunk in chunks:
+            tokens = self._accept(chunk, drawn, first)
+            first += 1 + len(chunk.draft)
+            if not tokens:
+                self._end_with_error(
+                    chunk.sequence, "the model's logits for it are not finite numbers", output
+                )
+                continue
+            sampled[chunk.sequence] = tokens
+            if chunk.draft and chunk.sequence.drafter is not None:
+                chunk.sequence.drafter.observe(len(chunk.draft), len(tokens) - 1)
+                output.num_drafted_tokens += len(chunk.draft)
+                output.num_accepted_tokens += len(tokens) - 1
         return sampled
+
+    def _accept(self, chunk: ScheduledChunk, drawn: Sampled, first: int) -> list[_Token]:
+        """What was drawn for the chunk, from row `first` on: each row saw the draft up to it, so it counts as
+        long as the draft is what was drawn. Every token is therefore the one that comes without drafts."""
+        row, tokens = self._row(chunk.sequence), []
+        for place in range(1 + len(chunk.draft)):
+            if first + place in drawn.broken_rows:
+                break
+            token_id = drawn.token_ids[first + place]
+            finish = chunk.sequence.finish_reason_for(
+                token_id, place, self.card.eos_ids, self.max_context_tokens
+            )
+            tokens.append(_Token(token_id, drawn.logprobs[first + place], finish))
+            row.observe(token_id)
+            if finish is not None or place == len(chunk.draft) or token_id != chunk.draft[place]:
+                break
+        return tokens
+
+    def _drafts(self, row: RowState) -> bool:
+        """Whether drafts are worth their while for it: edits would have to be made token by token."""
+        return self._max_draft_tokens > 0 and not row.may_edit
 
     def _chunk(self, chunk: ScheduledChunk) -> Chunk:
         wants_prompt = self._wants_prompt_logprobs(chunk)
-        rows: Rows = "all" if wants_prompt else "last" if chunk.samples else "none"
+        rows: Rows = "all" if wants_prompt or chunk.draft else "last" if chunk.samples else "none"
         return Chunk(chunk.token_ids, chunk.start, chunk.sequence.block_table, rows)
 
     def _wants_prompt_logprobs(self, chunk: ScheduledChunk) -> bool:
@@ -258,9 +304,9 @@ class Engine:
                 self._note_prompt(chunk, hidden_RE[row : row + chunk.num_tokens])
                 row += chunk.num_tokens
             elif chunk.samples:
-                row += 1
+                row += 1 + len(chunk.draft)
             if chunk.samples:
-                sampling.append(row - 1)
+                sampling += range(row - 1 - len(chunk.draft), row)
         return sampling
 
     def _note_prompt(self, chunk: ScheduledChunk, hidden_TE: torch.Tensor) -> None:
@@ -283,27 +329,28 @@ class Engine:
         return self._requests[sequence.request_id].rows[sequence.index]
 
     def _account(self, schedule: Schedule, output: StepOutput, seconds: float) -> None:
-        context_tokens = 0
+        context_tokens = num_decoded = 0
         for chunk in schedule.chunks:
             if chunk.is_decode:
                 output.num_decodes += 1
+                num_decoded += chunk.num_tokens
             else:
                 output.num_prefill_tokens += chunk.num_tokens
             context_tokens += chunk.context_tokens
         output.num_cached_tokens = schedule.num_cached_tokens
-        self._budget.observe(output.num_decodes, output.num_prefill_tokens, context_tokens, seconds)
+        self._budget.observe(num_decoded, output.num_prefill_tokens, context_tokens, seconds)
 
-    def _delta(self, sequence: Sequence, token_id: int, logprob: Logprob | None, is_first: bool) -> Delta:
-        delta = Delta(sequence.request_id, sequence.index, [token_id])
-        if logprob is not None:
-            delta.logprobs = [logprob]
+    def _delta(self, sequence: Sequence, tokens: list[_Token], is_first: bool) -> Delta:
+        delta = Delta(sequence.request_id, sequence.index, [token.id for token in tokens])
+        logprobs = [token.logprob for token in tokens if token.logprob is not None]
+        delta.logprobs = logprobs or None
         request = self._requests[sequence.request_id]
         if is_first:
             delta.num_cached_tokens = sequence.num_cached_tokens
             delta.queue_s = sequence.queue_s
             if sequence.index == 0:
                 delta.prompt_logprobs = request.prompt_logprobs
-        delta.finish = sequence.finish_reason_for(token_id, self.card.eos_ids, self.max_context_tokens)
+        delta.finish = tokens[-1].finish
         if delta.finish is not None:
             self._end(request, sequence, delta.finish)
         return delta

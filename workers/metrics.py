@@ -51,6 +51,12 @@ class WorkerMetrics:
         self._hits = counter(
             "headrace_worker_prefix_cached_tokens", "Prompt tokens served from the cache."
         ).labels(*values)
+        self._drafted = counter("headrace_worker_drafted_tokens", "Tokens drafted by speculation.").labels(
+            *values
+        )
+        self._accepted = counter(
+            "headrace_worker_accepted_tokens", "Drafted tokens that sampling drew as well."
+        ).labels(*values)
         self._preemptions = counter(
             "headrace_worker_preemptions", "Sequences preempted for want of blocks."
         ).labels(*values)
@@ -67,7 +73,10 @@ class WorkerMetrics:
         if output.num_prefill_tokens:
             self._prefilled.inc(output.num_prefill_tokens)
         if output.num_decodes:
-            self._decoded.inc(output.num_decodes)
+            self._decoded.inc(output.num_decodes + output.num_accepted_tokens)
+        if output.num_drafted_tokens:
+            self._drafted.inc(output.num_drafted_tokens)
+            self._accepted.inc(output.num_accepted_tokens)
         if output.num_cached_tokens:
             self._hits.inc(output.num_cached_tokens)
         if output.num_preemptions:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvcache.hashing import BlockHasher
 from kvcache.pool import BlockPool
@@ -21,21 +21,26 @@ from workers.admission import Demand, OutputEstimator, peak_tokens
 from workers.budget import StepBudget
 from workers.errors import ContextTooLong
 from workers.sequence import Sequence, State
+from workers.speculation import longest_draft
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens `start` .. `start + num_tokens` of a sequence; `samples` if the next token follows from them."""
+    """Tokens `start` .. `start + num_tokens` of a sequence; `samples` if the next token follows from them.
+
+    A decode may have a `draft`: tokens that are computed after the newest one, as if they were known."""
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
     is_decode: bool
+    draft: list[int] = field(default_factory=list)
 
     @property
     def token_ids(self) -> list[int]:
-        return self.sequence.token_ids[self.start : self.start + self.num_tokens]
+        last = self.start + self.num_tokens - len(self.draft)
+        return self.sequence.token_ids[self.start : last] + self.draft
 
     @property
     def context_tokens(self) -> int:
@@ -124,36 +129,58 @@ class Scheduler:
         num_preemptions = self.num_preemptions
         self._schedule_decodes(schedule)
         context_tokens = sum(chunk.context_tokens for chunk in schedule.chunks)
-        budget = self._budget.prefill_tokens(len(schedule.chunks), context_tokens)
+        num_decoded = sum(chunk.num_tokens for chunk in schedule.chunks)
+        budget = self._budget.prefill_tokens(num_decoded, context_tokens)
         budget -= self._schedule_prompts(schedule, budget)
         if budget > 0 and self.num_preemptions == num_preemptions:  # what was preempted now would come back
             self._admit(schedule, budget, now)
         return schedule
 
-    def complete(self, schedule: Schedule, sampled: Mapping[Sequence, int]) -> None:
+    def complete(self, schedule: Schedule, sampled: Mapping[Sequence, list[int]]) -> None:
         """The step is computed: its full blocks can be reused from now on, its new tokens are known.
 
-        Sequences that were finished since are left out."""
+        Of a draft only what was sampled as well is kept. Sequences that were finished since are left out."""
         for chunk in schedule.chunks:
             sequence = chunk.sequence
             if not sequence.is_live:
                 continue
+            if chunk.samples:
+                sequence.token_ids += sampled[sequence]
             first = sequence.num_computed_tokens // self._block_tokens
-            sequence.num_computed_tokens += chunk.num_tokens
+            sequence.num_computed_tokens += len(sampled[sequence]) if chunk.draft else chunk.num_tokens
             last = sequence.num_computed_tokens // self._block_tokens
             if last > first:
                 self._hash(sequence, last)
                 for index in range(first, last):
                     parent = sequence.hashes[index - 1] if index else self._hasher.root(sequence.salt)
                     self._pool.publish(sequence.block_table[index], sequence.hashes[index], parent)
-            if chunk.samples:
-                sequence.token_ids.append(sampled[sequence])
 
     def _schedule_decodes(self, schedule: Schedule) -> None:
         for sequence in list(self._running):
             # One that was preempted for the sake of an earlier one is not running any more.
             if sequence.state is State.RUNNING and sequence.is_decoding and self._make_room(sequence, 1):
                 schedule.chunks.append(self._chunk(sequence, 1))
+        longest = longest_draft(len(schedule.chunks))
+        schedule.chunks = [self._with_draft(chunk, longest) for chunk in schedule.chunks]
+
+    def _with_draft(self, chunk: ScheduledChunk, longest: int) -> ScheduledChunk:
+        """The decode with as long a draft as it may have; it gets more blocks only if there are plenty."""
+        sequence = chunk.sequence
+        if sequence.drafter is None:
+            return chunk
+        is_plenty = self._pool.num_available > 2 * len(self._running)
+        owned = len(sequence.block_table) * self._block_tokens - sequence.num_tokens
+        limit = min(
+            longest,
+            sequence.params.max_tokens - sequence.num_output_tokens - 1,
+            self._max_context_tokens - sequence.num_tokens - 1,
+            self._room(sequence) - 1 if is_plenty else owned,
+        )
+        draft = sequence.drafter.propose(sequence.token_ids, limit)
+        if not draft:
+            return chunk
+        self._grow(sequence, 1 + len(draft))
+        return replace(chunk, num_tokens=1 + len(draft), draft=draft)
 
     def _schedule_prompts(self, schedule: Schedule, budget: int) -> int:
         """Go on with prompts that have begun; returns the tokens spent."""

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from workers.sampling.params import SamplingParams
+from workers.speculation import Drafter
 
 
 class State(Enum):
@@ -44,6 +45,7 @@ class Sequence:
         "admitted_s",
         "arrived_s",
         "block_table",
+        "drafter",
         "hashes",
         "index",
         "leader",
@@ -68,12 +70,14 @@ class Sequence:
         salt: bytes = b"",
         now: float = 0.0,
         leader: Sequence | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.params = params
         self.salt = salt
         self.leader = leader
+        self.drafter = drafter  # None: nothing is drafted
         self.num_prompt_tokens = len(prompt_ids)
         self.token_ids = list(prompt_ids)  # the prompt, then what was generated
         self.hashes: list[bytes] = []  # of the full blocks of `token_ids`, as far as they were asked for
@@ -138,12 +142,14 @@ class Sequence:
         self.state = target
 
     def finish_reason_for(
-        self, token_id: int, eos_ids: Collection[int], max_context_tokens: int
+        self, token_id: int, num_before: int, eos_ids: Collection[int], max_context_tokens: int
     ) -> str | None:
-        """Why the sequence ends with `token_id`, its newest token: "stop", "length" or None if it goes on."""
+        """Why the sequence ends with `token_id`, which comes after `num_before` other new tokens: "stop",
+        "length" or None if it goes on."""
         params = self.params
         if token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos):
             return "stop"
-        if self.num_output_tokens >= params.max_tokens or self.num_tokens >= max_context_tokens:
+        num_new = num_before + 1
+        if self.num_output_tokens + num_new >= params.max_tokens:
             return "length"
-        return None
+        return "length" if self.num_tokens + num_new >= max_context_tokens else None

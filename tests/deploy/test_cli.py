@@ -36,7 +36,11 @@ def test_config_prints_the_default_with_all_fields_and_it_reads_back() -> None:
     run = headrace("config")
     assert run.returncode == 0, run
     printed = yaml.safe_load(run.stdout)
-    assert printed["models"][0]["pools"][0]["kv"] == {"memory": "1GiB", "block_tokens": 16}
+    assert printed["models"][0]["pools"][0]["kv"] == {
+        "dtype": "auto",
+        "memory": "1GiB",
+        "block_tokens": 16,
+    }
     assert parse_spec(run.stdout, "printed").model_dump(mode="json") == printed
 
 

@@ -41,6 +41,7 @@ class Driver:
         self.engine = Engine(model, EngineConfig(**{**defaults, **config}), hash_key=b"test")  # type: ignore[arg-type]
         self.outputs: dict[tuple[str, int], Output] = {}
         self.num_preemptions = 0
+        self.num_accepted = 0  # drafted tokens
 
     def submit(
         self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: bytes = b""
@@ -52,6 +53,7 @@ class Driver:
     def step(self) -> None:
         output = self.engine.step()
         self.num_preemptions += output.num_preemptions
+        self.num_accepted += output.num_accepted_tokens
         for delta in output.deltas:
             self.outputs[delta.request_id, delta.index].add(delta)
 

@@ -14,8 +14,9 @@ from kvcache.pool import BlockPool
 from workers.budget import StepBudget
 from workers.errors import ContextTooLong
 from workers.sampling.params import SamplingParams
-from workers.scheduler import Schedule, Scheduler
+from workers.scheduler import Schedule, ScheduledChunk, Scheduler
 from workers.sequence import InvalidTransition, Sequence, State
+from workers.speculation import Drafter
 
 BLOCK = 4
 NUM_BLOCKS = 14
@@ -40,13 +41,15 @@ class Bench:
         )
         self.live: list[Sequence] = []
         self.ids = itertools.count()
+        self.num_accepted = 0  # drafted tokens
 
-    def add(self, prompt: list[int], max_tokens: int, n: int = 1) -> list[Sequence]:
+    def add(self, prompt: list[int], max_tokens: int, n: int = 1, longest_draft: int = 0) -> list[Sequence]:
         request_id, leader = str(next(self.ids)), None
         added: list[Sequence] = []
         for index in range(n):
             params = SamplingParams(max_tokens=max_tokens, n=n)
-            sequence = Sequence(request_id, index, prompt, params, leader=leader)
+            drafter = Drafter(longest_draft) if longest_draft else None
+            sequence = Sequence(request_id, index, prompt, params, leader=leader, drafter=drafter)
             self.scheduler.add(sequence)
             leader = leader or sequence
             added.append(sequence)
@@ -55,11 +58,16 @@ class Bench:
 
     def step(self) -> Schedule:
         schedule = self.scheduler.schedule(0.0)
-        sampled = {c.sequence: next_token(c.sequence.token_ids) for c in schedule.chunks if c.samples}
         self.check(schedule)
+        sampled = {chunk.sequence: draw(chunk) for chunk in schedule.chunks if chunk.samples}
+        is_last = {
+            sequence: sequence.finish_reason_for(tokens[-1], len(tokens) - 1, NO_EOS, 1000) is not None
+            for sequence, tokens in sampled.items()
+        }
+        self.num_accepted += sum(len(tokens) - 1 for tokens in sampled.values())
         self.scheduler.complete(schedule, sampled)
-        for sequence, token in sampled.items():
-            if sequence.finish_reason_for(token, NO_EOS, 1000) is not None:
+        for sequence in sampled:
+            if is_last[sequence]:
                 self.scheduler.finish(sequence, "length")
                 self.live.remove(sequence)
                 assert_expected(sequence)
@@ -74,7 +82,10 @@ class Bench:
             assert chunk.num_tokens >= 1
             assert chunk.start == sequence.num_computed_tokens
             assert len(sequence.block_table) * BLOCK >= chunk.start + chunk.num_tokens
-            assert chunk.samples == (chunk.start + chunk.num_tokens == sequence.num_tokens)
+            assert chunk.samples == (chunk.start + chunk.num_tokens == sequence.num_tokens + len(chunk.draft))
+            assert (
+                len(chunk.draft) < sequence.params.max_tokens - sequence.num_output_tokens or not chunk.draft
+            )
 
     def run(self, limit: int = 3000) -> None:
         for _ in range(limit):
@@ -85,7 +96,19 @@ class Bench:
 
 
 def next_token(token_ids: list[int]) -> int:
-    return (sum(token_ids[-3:]) * 31 + len(token_ids)) % 7
+    return (3 * token_ids[-1] + len(token_ids) // 24) % 7
+
+
+def draw(chunk: ScheduledChunk) -> list[int]:
+    """The next token, and those after it as long as the draft foresaw them."""
+    tokens: list[int] = []
+    for place in range(1 + len(chunk.draft)):
+        tokens.append(next_token(chunk.sequence.token_ids + tokens))
+        if place < len(chunk.draft) and tokens[-1] != chunk.draft[place]:
+            break
+    if chunk.draft and chunk.sequence.drafter is not None:
+        chunk.sequence.drafter.observe(len(chunk.draft), len(tokens) - 1)
+    return tokens
 
 
 def assert_expected(sequence: Sequence) -> None:
@@ -108,9 +131,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.bench = Bench()
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 24), n=st.integers(1, 3))
-    def arrive(self, prompt: list[int], max_tokens: int, n: int) -> None:
-        self.bench.add(prompt, max_tokens, n)
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 24),
+        n=st.integers(1, 3),
+        longest_draft=st.sampled_from([0, 6]),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, n: int, longest_draft: int) -> None:
+        self.bench.add(prompt, max_tokens, n, longest_draft)
 
     @precondition(lambda self: self.bench.scheduler.has_work)
     @rule(count=st.integers(1, 8))
@@ -209,3 +237,10 @@ def test_a_move_outside_the_table_tells_the_story() -> None:
     sequence.move("finish")
     with pytest.raises(InvalidTransition, match=r"cannot admit.*admit at 0, finish at 0"):
         sequence.move("admit")
+
+
+def test_drafts_are_accepted_and_change_nothing() -> None:
+    bench = Bench(num_blocks=200)
+    bench.add([1, 2, 3], 120, longest_draft=6)
+    bench.run()
+    assert bench.num_accepted > 30  # what follows three tokens depends on them, and rarely on the length

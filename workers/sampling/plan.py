@@ -115,6 +115,7 @@ class RowState:
         self._bias_values = np.fromiter(params.logit_bias.values(), np.float32)
         self._has_repetition = params.repetition_penalty != 1.0
         self._has_penalties = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        # Whether its logits are ever changed before it draws.
         self.may_edit = bool(
             params.min_tokens or params.logit_bias or self._has_repetition or self._has_penalties
         )
@@ -152,9 +153,10 @@ class RowState:
             np.float32
         )
 
-    def filters(self, row: int) -> Filters:
+    def filters(self, row: int, num_before: int) -> Filters:
+        """For the token after `num_before` others that are not observed yet."""
         params = self.params
-        draw = uniform(self._seed, self._num_output_tokens)
+        draw = uniform(self._seed, self._num_output_tokens + num_before)
         return Filters(row, params.temperature, params.min_p, params.top_k, params.top_p, draw)
 
 
@@ -181,8 +183,10 @@ class _EditList:
 _NO_EDITS = Edits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def build_plan(rows: Sequence[RowState]) -> SamplingPlan:
-    """The plan for the next token of each of these sequences, row i being that of rows[i]."""
+def build_plan(rows: Sequence[RowState], nums_before: Sequence[int] | None = None) -> SamplingPlan:
+    """The plan for a token of each of these sequences, row i being that of rows[i]: the next one, or the one
+    after `nums_before[i]` others; only sequences that may not edit can have such."""
+    nums_before = nums_before or [0] * len(rows)
     banned, biased, repeated, penalised = _EditList(), _EditList(), _EditList(), _EditList()
     for index, row in enumerate(rows):
         if not row.may_edit:
@@ -197,5 +201,9 @@ def build_plan(rows: Sequence[RowState]) -> SamplingPlan:
         biased=biased.done(),
         repeated=repeated.done(),
         penalised=penalised.done(),
-        drawn=[row.filters(index) for index, row in enumerate(rows) if not row.params.is_greedy],
+        drawn=[
+            row.filters(index, num_before)
+            for index, (row, num_before) in enumerate(zip(rows, nums_before, strict=True))
+            if not row.params.is_greedy
+        ],
     )
