@@ -1,14 +1,16 @@
 # make serve   a virtual environment, everything installed, the embedded model on 127.0.0.1:8000
 # make test    the same, with the test extras, and the tests
 # make check   lint, format, types, layering
+# make bench-engine   our engine against llama.cpp, OpenVINO and vLLM, which it installs (6 GB, half an hour)
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE  ?=
+BENCH  ?= --json bench-engine.json
 
-.PHONY: install serve test check format clean
+.PHONY: install serve test check format bench-engine clean
 
 install: $(VENV)/.installed
 
@@ -37,6 +39,9 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench-engine: $(VENV)/.installed-test
+	@$(BIN)/python bench/engines.py $(BENCH)
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .

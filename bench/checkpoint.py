@@ -7,6 +7,7 @@ A directory that is already complete is left as it is.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 MARK = "headrace-export.json"
@@ -25,6 +26,16 @@ def export_bf16(source: str, folder: Path) -> Path:
     _write(file, folder)
     mark.write_text(json.dumps(origin))
     return folder
+
+
+def parameters_of(folder: Path) -> tuple[int, int]:
+    """How many numbers the layers of an exported model have, and how many its head."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="pt") as weights:
+        sizes = {name: math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    head = next(sizes[name] for name in ("lm_head.weight", "model.embed_tokens.weight") if name in sizes)
+    return sum(size for name, size in sizes.items() if ".layers." in name), head
 
 
 def _write(file: Path, folder: Path) -> None:

@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bare_engine import BareEngine
-from headrace import MODEL, engine_config, spec_of, start_headrace
+from engine_process import EngineProcess, headrace_engine, tokenizer_of
+from headrace import MODEL, start_headrace, write_spec
 from prompts import Point
 from report import Report, arguments_parser
 from servers import Server, end_cleanly_on_sigterm
@@ -56,16 +56,18 @@ def main() -> int:
     arguments = arguments_parser(__doc__ or "", rounds=5).parse_args()
     processes.adopt_orphans()
     end_cleanly_on_sigterm()
-    engine: BareEngine | None = None
+    engine: EngineProcess | None = None
     server: Server | None = None
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         try:
-            engine = BareEngine(SOURCE, engine_config(spec_of(SOURCE)))
-            server = start_headrace(SOURCE, Path(folder))
+            spec = write_spec(SOURCE, Path(folder) / "headrace.yaml")
+            tokenizer = tokenizer_of(SOURCE)
+            engine = headrace_engine("bare engine", spec, tokenizer, Path(folder) / "engine.log")
+            server = start_headrace(spec, Path(folder))
             idle_cores = server.idle_cores()
             server.sleep()
             cluster = ServedSide(server, MODEL)
-            turns = Turns(cluster, engine, arguments.seed, arguments.quiet_wait)
+            turns = Turns((cluster, engine), arguments.seed, arguments.quiet_wait)
             turns.take((SINGLE, BATCH), arguments.rounds)
         finally:
             if server is not None:

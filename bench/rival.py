@@ -19,7 +19,7 @@ from pathlib import Path
 
 import rival_environment
 from checkpoint import export_bf16
-from headrace import MODEL, start_headrace
+from headrace import MODEL, start_headrace, write_spec
 from load import LoadFailed, apply_load
 from prompts import Point
 from report import Report, arguments_parser
@@ -117,10 +117,11 @@ def main() -> int:
             model = export_bf16(SOURCE, arguments.venv / "models/smollm2-135m-bf16")
             servers.append(start_rival(arguments.venv, model, Path(folder)))
             servers[-1].sleep()
-            servers.append(start_headrace(str(model), Path(folder)))
+            spec = write_spec(str(model), Path(folder) / "headrace.yaml")
+            servers.append(start_headrace(spec, Path(folder)))
             servers[-1].sleep()
             theirs, ours = (ServedSide(server, MODEL) for server in servers)
-            turns = Turns(ours, theirs, arguments.seed, arguments.quiet_wait)
+            turns = Turns((ours, theirs), arguments.seed, arguments.quiet_wait)
             turns.take(points(), arguments.rounds)
         finally:
             for server in servers:

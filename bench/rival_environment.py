@@ -23,6 +23,7 @@ PACKAGES = (
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 DEFAULT_VENV = Path("~/.cache/headrace/bench/rival").expanduser()
 KV_CACHE_GIB = 2
+FAILURES = (subprocess.CalledProcessError, OSError)  # of `prepare`
 
 
 def is_prepared(venv: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Two sides measured in turns: the same prompts to both, only one at work, who comes first alternates.
+"""Sides measured in turns: the same prompts to all, only one at work, who comes first alternates.
 
 A measurement that others disturbed is taken again, a few times at most, and the least disturbed one counts.
 The first round is warm-up and counts nothing.
@@ -54,8 +54,8 @@ class ServedSide:
 class Turns:
     """The figures of every round by side and point."""
 
-    def __init__(self, ours: Side, theirs: Side, seed: int, quiet_wait_s: float) -> None:
-        self._sides = (ours, theirs)
+    def __init__(self, sides: Sequence[Side], seed: int, quiet_wait_s: float) -> None:
+        self._sides = sides
         self._seed = seed
         self._quiet_wait_s = quiet_wait_s
         self._others: list[float] = []
@@ -79,7 +79,11 @@ class Turns:
 
     def values(self, side: Side, point: Point, figure: str) -> list[float]:
         """A figure of `Figures`, one value per round."""
-        return [getattr(figures, figure) for figures in self._figures[side.name, point.name]]
+        return [getattr(figures, figure) for figures in self.figures(side, point)]
+
+    def figures(self, side: Side, point: Point) -> list[Figures]:
+        """One per round."""
+        return self._figures[side.name, point.name]
 
     def _least_disturbed(
         self, side: Side, point: Point, round_: int, num_tries: int

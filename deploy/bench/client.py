@@ -44,7 +44,8 @@ class Client:
     async def __aenter__(self) -> Client:
         key = self._target.api_key
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            # Some servers close a connection after a stream, under the next request that was sent on it.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),
             headers={
                 "content-type": "application/json",
