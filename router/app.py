@@ -58,7 +58,9 @@ class Router:
         self._control = Control()
         self._metrics = RouterMetrics(self._replica)
         self._request_ids = (f"{self._replica}-{number}" for number in itertools.count())
-        self._fleet = Fleet(self._replica, config.secret, LeastLoaded(random.Random()), config.models)
+        self._fleet = Fleet(
+            self._replica, config.secret, LeastLoaded(random.Random()), config.models, config.tool_formats
+        )
         self._tasks = [
             asyncio.create_task(self._fleet.follow(self._control.membership)),
             asyncio.create_task(self._push()),

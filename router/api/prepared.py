@@ -8,13 +8,16 @@ refuse.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.api.schema import ChatCompletionRequest, CompletionRequest
+from router.api.structured import asked_grammar
+from router.api.tools import plan_tools
+from router.message.parser import THINK, MessageForm
 from router.text.stop import StopStrings
 from router.text.tokenizer import ModelText
 from workers.errors import ContextTooLong, InvalidRequest
-from workers.sampling.params import SamplingParams
+from workers.sampling.params import GrammarSpec, SamplingParams
 
 MAX_SEQUENCES = 1024  # of one HTTP request, over all of its prompts
 _GREEDY_BELOW = 1e-5  # logits divided by less than this leave the range of floats
@@ -55,6 +58,8 @@ class Prepared:
     echo: bool = False
     scores_only: bool = False
     num_logprobs: int | None = None
+    form: MessageForm | None = None  # of a chat's answer, if it may be more than words
+    grammar_param: str | None = None  # the field that asked for the grammar
 
 
 def prepare_chat(request: ChatCompletionRequest, text: ModelText, limits: ModelLimits) -> Prepared:
@@ -62,16 +67,24 @@ def prepare_chat(request: ChatCompletionRequest, text: ModelText, limits: ModelL
     variables = dict(request.chat_template_kwargs)
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
-    token_ids = text.encode_chat(
-        request.messages, add_generation_prompt=request.add_generation_prompt, variables=variables
+    asked = asked_grammar(request)
+    plan = plan_tools(request, text, asked)
+    rendered = text.render_chat(
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        variables=variables,
+        tools=plan.tools,
     )
+    token_ids = text.encode_rendered(rendered)
+    form = replace(plan.form, is_thinking=plan.form.may_think and rendered.rstrip().endswith(THINK))
     if not token_ids:
         raise InvalidRequest("the messages make an empty prompt; send some text", param="messages")
     max_tokens = (
         request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     )
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    params = _params(request, limits, len(token_ids), max_tokens, num_logprobs, "messages")
+    params = _params(request, limits, len(token_ids), max_tokens, num_logprobs, "messages", plan.grammar)
+    shows_special = form.dialect is not None and text.is_special(form.dialect.opening)
     return Prepared(
         model=request.model,
         prompts=[Prompt(token_ids, params, "", has_text=False)],  # an answer starts a text of its own
@@ -80,8 +93,10 @@ def prepare_chat(request: ChatCompletionRequest, text: ModelText, limits: ModelL
         include_usage=request.include_usage,
         stops=StopStrings(request.stop) if request.stop else None,
         include_stop=request.include_stop_str_in_output,
-        skip_special_tokens=request.skip_special_tokens,
+        skip_special_tokens=request.skip_special_tokens and not shows_special,
         num_logprobs=num_logprobs,
+        form=form if form.dialect is not None or form.may_think else None,
+        grammar_param=asked[1] if asked is not None else "tools",
     )
 
 
@@ -95,9 +110,11 @@ def prepare_completion(request: CompletionRequest, text: ModelText, limits: Mode
             param="prompt",
         )
     scores_only = request.max_tokens == 0
+    asked = asked_grammar(request)
+    grammar = asked[0] if asked is not None else None
     return Prepared(
         model=request.model,
-        prompts=[_prompt(request, text, limits, index) for index in range(len(request.prompt))],
+        prompts=[_prompt(request, text, limits, index, grammar) for index in range(len(request.prompt))],
         n=request.n,
         stream=request.stream,
         include_usage=request.include_usage,
@@ -107,10 +124,17 @@ def prepare_completion(request: CompletionRequest, text: ModelText, limits: Mode
         echo=request.echo,
         scores_only=scores_only,
         num_logprobs=request.logprobs,
+        grammar_param=asked[1] if asked is not None else None,
     )
 
 
-def _prompt(request: CompletionRequest, text: ModelText, limits: ModelLimits, index: int) -> Prompt:
+def _prompt(
+    request: CompletionRequest,
+    text: ModelText,
+    limits: ModelLimits,
+    index: int,
+    grammar: GrammarSpec | None,
+) -> Prompt:
     prompt = request.prompt[index]
     param = "prompt" if len(request.prompt) == 1 else f"prompt.{index}"
     if not prompt:
@@ -122,7 +146,7 @@ def _prompt(request: CompletionRequest, text: ModelText, limits: ModelLimits, in
         token_ids = prompt
         shown = text.decode(prompt, skip_special_tokens=False) if request.echo else ""
     max_tokens = 1 if request.max_tokens == 0 else request.max_tokens
-    params = _params(request, limits, len(token_ids), max_tokens, request.logprobs, param)
+    params = _params(request, limits, len(token_ids), max_tokens, request.logprobs, param, grammar)
     return Prompt(token_ids, params, shown, has_text=text.has_text(token_ids))
 
 
@@ -133,6 +157,7 @@ def _params(
     max_tokens: int | None,
     num_logprobs: int | None,
     prompt_param: str,
+    grammar: GrammarSpec | None,
 ) -> SamplingParams:
     max_tokens = _fitted(num_prompt_tokens, max_tokens, limits.max_context_tokens, prompt_param)
     if request.min_tokens > max_tokens:
@@ -161,6 +186,7 @@ def _params(
         ignore_eos=request.ignore_eos,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_logprobs if echo else None,
+        grammar=grammar,
     )
 
 

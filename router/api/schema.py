@@ -7,9 +7,17 @@ InvalidRequest whose `param` is the dotted path of the field.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, from_json
 
 from workers.errors import InvalidRequest
@@ -19,6 +27,9 @@ MAX_STOPS = 16  # OpenAI allows 4; agents ask for more
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128  # OpenAI's limit
+MAX_CHOICES_OF_TEXT = 10_000
+FUNCTION_NAME = "^[a-zA-Z0-9_-]{1,64}$"  # OpenAI's rule
 
 _INT64 = 1 << 63
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
@@ -33,18 +44,87 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
+class _Part(BaseModel):
+    """An object within a request."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, populate_by_name=True)
+
+
+class JsonSchemaFormat(_Part):
+    """`strict` changes nothing: a schema is always kept."""
+
+    name: str | None = Field(None, max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("must have json_schema with type json_schema")
+        return self
+
+
+class StructuredOutputs(_Part):
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES_OF_TEXT)
+    grammar: str | None = None
+
+
+class FunctionDefinition(_Part):
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Part):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(_Part):
+    name: str = Field(min_length=1)
+
+
+class ToolChoice(_Part):
+    """Clients send "none", "auto" or "required" as a bare word."""
+
+    type: Literal["none", "auto", "required", "function"]
+    function: FunctionName | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: object) -> object:
+        return {"type": value} if isinstance(value, str) and value != "function" else value
+
+    @model_validator(mode="after")
+    def _complete(self) -> ToolChoice:
+        if self.type == "function" and self.function is None:
+            raise ValueError("must have function with type function")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        named = handler.resolve_ref_schema(handler(core))
+        named["properties"]["type"] = {"const": "function", "type": "string"}
+        named["required"] = ["type", "function"]
+        return {"anyOf": [{"enum": ["none", "auto", "required"], "type": "string"}, named]}
+
+
 class _GenerationRequest(BaseModel):
     """What both endpoints take. `unsupported` maps a field to the values that ask for nothing of it."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "response_format": ({"type": "text"},),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "structured_outputs": (),
         "use_beam_search": _NOTHING,
         "prompt_logprobs": (),
     }
@@ -70,6 +150,12 @@ class _GenerationRequest(BaseModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES_OF_TEXT)
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -85,8 +171,6 @@ class ChatCompletionRequest(_GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = _GenerationRequest.unsupported | {
-        "tools": _NOTHING,
-        "tool_choice": ("none", "auto"),
         "functions": _NOTHING,
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -105,6 +189,9 @@ class ChatCompletionRequest(_GenerationRequest):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
+    tools: list[Tool] = Field([], max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
 
 
 class CompletionRequest(_GenerationRequest):
@@ -165,6 +252,7 @@ def _check_combinations(request: _GenerationRequest) -> None:
     if isinstance(request, ChatCompletionRequest):
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+        _check_tools(request)
     elif isinstance(request, CompletionRequest):
         if request.max_tokens == 0 and not request.echo:
             raise InvalidRequest(
@@ -176,6 +264,26 @@ def _check_combinations(request: _GenerationRequest) -> None:
                 "this server returns every sequence it samples",
                 param="best_of",
             )
+
+
+def _check_tools(request: ChatCompletionRequest) -> None:
+    names = [tool.function.name for tool in request.tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise InvalidRequest(
+                f"tools.{index}.function.name must differ from the others', but {name!r} comes twice",
+                param=f"tools.{index}.function.name",
+            )
+    choice = request.tool_choice
+    if choice is None or choice.type == "none":
+        return
+    if not names and choice.type != "auto":
+        raise InvalidRequest("tool_choice is only allowed with tools", param="tool_choice")
+    if choice.function is not None and choice.function.name not in names:
+        raise InvalidRequest(
+            f"tool_choice names the function {choice.function.name[:80]!r}, but tools has {', '.join(names)}",
+            param="tool_choice.function.name",
+        )
 
 
 def _is_ids(value: object) -> bool:
