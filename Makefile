@@ -1,5 +1,6 @@
 # make serve   a virtual environment, everything installed, the embedded model on 127.0.0.1:8000
 # make test    the same, with the test extras, and the tests
+# make test-conformance   schemathesis over the served OpenAPI document, at length
 # make check   lint, format, types, layering
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE  ?=
 
-.PHONY: install serve test check format clean
+.PHONY: install serve test test-conformance check format clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +32,10 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest
+
+# Ten thousand requests of every kind that the OpenAPI document allows, and of kinds that it does not.
+test-conformance: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest tests/conformance --cases 10000
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

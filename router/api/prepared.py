@@ -29,6 +29,15 @@ class ModelLimits:
     max_context_tokens: int  # the smallest among the workers that may answer
     vocab_size: int
 
+    def check_ids(self, token_ids: list[int], param: str) -> None:
+        """Raises InvalidRequest if one of them is no token of the model."""
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+            raise InvalidRequest(
+                f"{param} must hold token ids from 0 to {self.vocab_size - 1}, but {wrong} was given",
+                param=param,
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -42,7 +51,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that is ready to run: choice p·n + i is sequence i of prompt p.
+    """A request that is ready to run: choice p·n + i is sequence i of prompt p. Of each prompt's n choices
+    the best `num_returned` are answered, those with the highest log-probability per token.
 
     With `scores_only` (echo and max_tokens 0) the one token that every worker must generate is dropped.
     """
@@ -50,6 +60,7 @@ class Prepared:
     model: str
     prompts: list[Prompt]
     n: int
+    num_returned: int
     stream: bool
     include_usage: bool
     stops: StopStrings | None
@@ -58,6 +69,7 @@ class Prepared:
     echo: bool = False
     scores_only: bool = False
     num_logprobs: int | None = None
+    shows_logprobs: bool = True  # not if they are only there to choose the best
     form: MessageForm | None = None  # of a chat's answer, if it may be more than words
     grammar_param: str | None = None  # the field that asked for the grammar
 
@@ -89,6 +101,7 @@ def prepare_chat(request: ChatCompletionRequest, text: ModelText, limits: ModelL
         model=request.model,
         prompts=[Prompt(token_ids, params, "", has_text=False)],  # an answer starts a text of its own
         n=request.n,
+        num_returned=request.n,
         stream=request.stream,
         include_usage=request.include_usage,
         stops=StopStrings(request.stop) if request.stop else None,
@@ -102,11 +115,11 @@ def prepare_chat(request: ChatCompletionRequest, text: ModelText, limits: ModelL
 
 def prepare_completion(request: CompletionRequest, text: ModelText, limits: ModelLimits) -> Prepared:
     """The prompts of a completion. Raises InvalidRequest or ContextTooLong."""
-    num_sequences = len(request.prompt) * request.n
+    num_sequences = len(request.prompt) * request.num_sampled
     if num_sequences > MAX_SEQUENCES:
         raise InvalidRequest(
-            f"{len(request.prompt)} prompts with n = {request.n} make {num_sequences} sequences, but one "
-            f"request may ask for {MAX_SEQUENCES}; send several requests",
+            f"{len(request.prompt)} prompts with {request.num_sampled} outputs each make {num_sequences} "
+            f"sequences, but one request may ask for {MAX_SEQUENCES}; send several requests",
             param="prompt",
         )
     scores_only = request.max_tokens == 0
@@ -115,7 +128,8 @@ def prepare_completion(request: CompletionRequest, text: ModelText, limits: Mode
     return Prepared(
         model=request.model,
         prompts=[_prompt(request, text, limits, index, grammar) for index in range(len(request.prompt))],
-        n=request.n,
+        n=request.num_sampled,
+        num_returned=request.n,
         stream=request.stream,
         include_usage=request.include_usage,
         stops=StopStrings(request.stop) if request.stop else None,
@@ -123,7 +137,8 @@ def prepare_completion(request: CompletionRequest, text: ModelText, limits: Mode
         skip_special_tokens=request.skip_special_tokens,
         echo=request.echo,
         scores_only=scores_only,
-        num_logprobs=request.logprobs,
+        num_logprobs=_num_logprobs(request),
+        shows_logprobs=request.logprobs is not None,
         grammar_param=asked[1] if asked is not None else None,
     )
 
@@ -142,12 +157,17 @@ def _prompt(
     if isinstance(prompt, str):
         token_ids, shown = text.encode(prompt), prompt
     else:
-        _check_ids(prompt, limits.vocab_size, param)
+        limits.check_ids(prompt, param)
         token_ids = prompt
         shown = text.decode(prompt, skip_special_tokens=False) if request.echo else ""
     max_tokens = 1 if request.max_tokens == 0 else request.max_tokens
-    params = _params(request, limits, len(token_ids), max_tokens, request.logprobs, param, grammar)
+    params = _params(request, limits, len(token_ids), max_tokens, _num_logprobs(request), param, grammar)
     return Prompt(token_ids, params, shown, has_text=text.has_text(token_ids))
+
+
+def _num_logprobs(request: CompletionRequest) -> int | None:
+    """Choosing the best needs them too."""
+    return 0 if request.logprobs is None and request.num_sampled > request.n else request.logprobs
 
 
 def _params(
@@ -166,13 +186,13 @@ def _params(
             "given",
             param="min_tokens",
         )
-    _check_ids(request.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    limits.check_ids(request.stop_token_ids, "stop_token_ids")
     echo = isinstance(request, CompletionRequest) and request.echo
     seed = secrets.randbelow(_NUM_SEEDS) if request.seed is None else request.seed % _NUM_SEEDS
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        n=request.n,
+        n=request.num_sampled if isinstance(request, CompletionRequest) else request.n,
         temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
         top_p=request.top_p,
         top_k=request.top_k if 0 < request.top_k < limits.vocab_size else 0,
@@ -202,14 +222,6 @@ def _fitted(num_prompt_tokens: int, max_tokens: int | None, max_context_tokens: 
         "or lower max_tokens",
         param=param if num_left < 1 else "max_tokens",
     )
-
-
-def _check_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(
-            f"{param} must hold token ids from 0 to {vocab_size - 1}, but {wrong} was given", param=param
-        )
 
 
 def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:

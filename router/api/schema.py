@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationError,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -34,7 +35,45 @@ FUNCTION_NAME = "^[a-zA-Z0-9_-]{1,64}$"  # OpenAI's rule
 _INT64 = 1 << 63
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
 
+JsonDict = dict[str, Any]
+Message = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "role": {"type": "string", "minLength": 1},
+                "content": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                                "required": ["type", "text"],
+                            },
+                        },
+                        {"type": "null"},
+                    ]
+                },
+                "tool_calls": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+            },
+            "required": ["role"],
+        }
+    ),
+]
 TokenId = Annotated[int, Field(ge=0)]
+_STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA: JsonDict = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        _TOKENS_SCHEMA,
+        {"type": "array", "items": _TOKENS_SCHEMA, "minItems": 1},
+    ]
+}
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -119,17 +158,27 @@ class ToolChoice(_Part):
         return {"anyOf": [{"enum": ["none", "auto", "required"], "type": "string"}, named]}
 
 
-class _GenerationRequest(BaseModel):
-    """What both endpoints take. `unsupported` maps a field to the values that ask for nothing of it."""
+class Body(BaseModel):
+    """A request's body. `unsupported` maps a field to the values that ask for nothing of it."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: str = Field(min_length=1)
+
+    def check(self) -> None:
+        """The rules between fields that hold whatever the model is. Raises InvalidRequest."""
+
+
+class _GenerationRequest(Body):
+    """What both endpoints take."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": _NOTHING,
         "prompt_logprobs": (),
     }
 
-    model: str = Field(min_length=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -144,7 +193,12 @@ class _GenerationRequest(BaseModel):
     repetition_penalty: float = Field(1.0, ge=0.01, le=10.0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = {}
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    stop: list[StopString] = Field([], max_length=MAX_STOPS)
+    stop: Annotated[
+        list[StopString],
+        WithJsonSchema(
+            {"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOPS}]}
+        ),
+    ] = Field([], max_length=MAX_STOPS)
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -166,6 +220,10 @@ class _GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+
 
 class ChatCompletionRequest(_GenerationRequest):
     """The body of POST /v1/chat/completions."""
@@ -182,7 +240,7 @@ class ChatCompletionRequest(_GenerationRequest):
         "continue_final_message": _NOTHING,
     }
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -193,20 +251,49 @@ class ChatCompletionRequest(_GenerationRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+        _check_tools(self)
+
 
 class CompletionRequest(_GenerationRequest):
     """The body of POST /v1/completions; `prompt` is a list of texts or of lists of token ids."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = _GenerationRequest.unsupported | {
-        "suffix": _NOTHING,
+        "suffix": _NOTHING,  # of models here none was trained to fill in between
         "prompt_embeds": (),
     }
 
-    prompt: list[str] | list[list[int]] = Field(min_length=1)
+    prompt: Annotated[list[str] | list[list[int]], WithJsonSchema(_PROMPT_SCHEMA)] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=0)
-    best_of: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest(
+                "max_tokens must be at least 1 without echo, but 0 was given", param="max_tokens"
+            )
+        if self.best_of is None or self.best_of == self.n:
+            return
+        if self.best_of < self.n:
+            raise InvalidRequest(
+                f"best_of must be at least n, which is {self.n}, but {self.best_of} was given",
+                param="best_of",
+            )
+        if self.stream:
+            raise InvalidRequest(
+                "best_of cannot be streamed: the best are known only when all are there", param="best_of"
+            )
+
+    @property
+    def num_sampled(self) -> int:
+        """Sequences to sample for each prompt; the best n of them are returned."""
+        return max(self.n, self.best_of or 0)
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -222,7 +309,7 @@ class CompletionRequest(_GenerationRequest):
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
-Request = TypeVar("Request", bound=_GenerationRequest)
+Request = TypeVar("Request", bound=Body)
 
 
 def parse(model: type[Request], body: bytes) -> Request:
@@ -241,29 +328,8 @@ def parse(model: type[Request], body: bytes) -> Request:
         request = model.model_validate(data)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False)[0]) from error
-    _check_combinations(request)
+    request.check()
     return request
-
-
-def _check_combinations(request: _GenerationRequest) -> None:
-    """The rules between fields that hold whatever the model is."""
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
-    if isinstance(request, ChatCompletionRequest):
-        if request.top_logprobs is not None and not request.logprobs:
-            raise InvalidRequest("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
-        _check_tools(request)
-    elif isinstance(request, CompletionRequest):
-        if request.max_tokens == 0 and not request.echo:
-            raise InvalidRequest(
-                "max_tokens must be at least 1 without echo, but 0 was given", param="max_tokens"
-            )
-        if request.best_of is not None and request.best_of != request.n:
-            raise InvalidRequest(
-                f"best_of must equal n, which is {request.n}, but {request.best_of} was given; "
-                "this server returns every sequence it samples",
-                param="best_of",
-            )
 
 
 def _check_tools(request: ChatCompletionRequest) -> None:

@@ -47,9 +47,10 @@ class ModelText:
                 card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token
             )
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """The tokens of a plain prompt. Names of special tokens in `text` become those tokens."""
-        return self._with_one_bos(self._encode(text))
+        token_ids = self._encode(text)
+        return self._with_one_bos(token_ids) if add_bos else token_ids
 
     def encode_chat(
         self,

@@ -90,7 +90,7 @@ def test_a_wrong_chat_field_is_named_with_its_limit(field: str, value: object, w
         ("logprobs", 21),
         ("logprobs", True),
         ("max_tokens", 0),
-        ("best_of", 3),
+        ("best_of", 0),
         ("suffix", "end"),
         ("echo", 1),
     ],
