@@ -1,5 +1,6 @@
 # make serve   a virtual environment, everything installed, the embedded model on 127.0.0.1:8000
 # make test    the same, with the test extras, and the tests
+# make test-conformance   schemathesis over the served OpenAPI document, at length
 # make check   lint, format, types, layering
 # make bench-engine   our engine against llama.cpp, OpenVINO and vLLM, which it installs (6 GB, half an hour)
 
@@ -10,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE  ?=
 BENCH  ?= --json bench-engine.json
 
-.PHONY: install serve test check format bench-engine clean
+.PHONY: install serve test test-conformance check format bench-engine clean
 
 install: $(VENV)/.installed
 
@@ -33,6 +34,10 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest
+
+# Ten thousand requests of every kind that the OpenAPI document allows, and of kinds that it does not.
+test-conformance: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest tests/conformance --cases 10000
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

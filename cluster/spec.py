@@ -17,6 +17,8 @@ from cluster.units import Bytes, Seconds
 from workers.config import EngineConfig, Kernels, KvDtype, Speculation, Weights, WorkerConfig
 from workers.errors import ConfigError
 
+ToolFormat = Literal["auto", "hermes", "mistral", "llama3", "pythonic", "json"]
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,6 +87,10 @@ class ModelSpec(Section):
     source: str = Field(
         min_length=1,
         description="builtin:smollm2-135m, a directory with safetensors, a .gguf file, or hf:<repository>.",
+    )
+    tool_format: ToolFormat = Field(
+        "auto",
+        description="How the model writes calls of tools; auto tells it by the model's chat template.",
     )
     pools: tuple[PoolSpec, ...] = Field(
         (PoolSpec(),), min_length=1, description="The pools of workers that serve the model."

@@ -107,6 +107,7 @@ class LocalCluster:
             models=tuple(model.name for model in self._spec.models),
             secret=self._secret,
             max_body_bytes=self._spec.router.limits.body,
+            tool_formats={model.name: model.tool_format for model in self._spec.models},
         )
         deployment: Any = Router
         # With direct ingress the replica itself has the endpoint's port, and Serve's proxy idles elsewhere.

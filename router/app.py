@@ -21,11 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from router import exposition
+from router.api.document import document_body
 from router.api.models import model_body, models_body
 from router.api.writer import new_id
 from router.config import RouterConfig
 from router.control import IDLE_PUSH_S, PUSH_S, Control
-from router.endpoint import CHAT, COMPLETIONS, Endpoint
+from router.endpoint import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, Endpoint, Query
 from router.exchange import Exchange
 from router.fleet import Fleet
 from router.http import aside, failure, guarded, json_response, no_route, read_body
@@ -58,7 +59,9 @@ class Router:
         self._control = Control()
         self._metrics = RouterMetrics(self._replica)
         self._request_ids = (f"{self._replica}-{number}" for number in itertools.count())
-        self._fleet = Fleet(self._replica, config.secret, LeastLoaded(random.Random()), config.models)
+        self._fleet = Fleet(
+            self._replica, config.secret, LeastLoaded(random.Random()), config.models, config.tool_formats
+        )
         self._tasks = [
             asyncio.create_task(self._fleet.follow(self._control.membership)),
             asyncio.create_task(self._push()),
@@ -71,6 +74,18 @@ class Router:
     @api.post("/v1/completions")
     async def completions(self, request: Request) -> Response:
         return await self._answer(request, COMPLETIONS)
+
+    @api.post("/tokenize")
+    async def tokenize(self, request: Request) -> Response:
+        return await self._reply(request, TOKENIZE)
+
+    @api.post("/detokenize")
+    async def detokenize(self, request: Request) -> Response:
+        return await self._reply(request, DETOKENIZE)
+
+    @api.get("/openapi.json")
+    async def openapi(self) -> Response:
+        return json_response(document_body(tuple(card.model for card in self._fleet.cards)))
 
     @api.get("/v1/models")
     async def models(self) -> Response:
@@ -113,6 +128,14 @@ class Router:
         with contextlib.suppress(NoWorker):
             texts = await self._control.expositions(self._replica, texts[0])
         return Response(exposition.merge(texts), media_type=exposition.CONTENT_TYPE)
+
+    async def _reply(self, request: Request, query: Query) -> Response:
+        with guarded() as answer:
+            body = await read_body(request, self._config.max_body_bytes)
+            asked = await aside(len(body), query.parse, body)
+            text, limits = self._fleet.model(asked.model)
+            answer.response = json_response(await aside(len(body), query.reply, asked, text, limits))
+        return answer.response
 
     async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
         started_s = time.monotonic()

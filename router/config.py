@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -12,3 +13,4 @@ class RouterConfig:
     models: tuple[str, ...]
     secret: bytes = field(repr=False)
     max_body_bytes: int = 4 << 20
+    tool_formats: Mapping[str, str] = field(default_factory=dict)  # by model; "auto" or a dialect's name

@@ -1,4 +1,4 @@
-"""The two generating endpoints: how each reads a request and shapes an answer; all else they share."""
+"""The endpoints that take a body: how each reads a request and shapes an answer; all else they share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from router.api import chat, completions
 from router.api.prepared import ModelLimits, Prepared, prepare_chat, prepare_completion
 from router.api.schema import ChatCompletionRequest, CompletionRequest, parse
+from router.api.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from router.api.writer import Writer
 from router.text.tokenizer import ModelText
 
@@ -22,6 +23,15 @@ class Endpoint:
     parse: Callable[[bytes], Any]
     prepare: Callable[[Any, ModelText, ModelLimits], Prepared]
     writer: Callable[[Prepared, ModelText, str, int], Writer]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An endpoint that the router answers by itself; `reply` makes the whole body."""
+
+    name: str
+    parse: Callable[[bytes], Any]
+    reply: Callable[[Any, ModelText, ModelLimits], bytes]
 
 
 CHAT = Endpoint(
@@ -38,3 +48,5 @@ COMPLETIONS = Endpoint(
     prepare_completion,
     completions.completion_writer,
 )
+TOKENIZE = Query("tokenize", lambda body: parse(TokenizeRequest, body), tokenize)
+DETOKENIZE = Query("detokenize", lambda body: parse(DetokenizeRequest, body), detokenize)

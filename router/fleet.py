@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from cluster.membership import Membership
 from router.api.models import unknown_model
@@ -31,12 +32,18 @@ class Fleet:
     """Attaches to every member as `router_id`. `models` are known from the start, being configured."""
 
     def __init__(
-        self, router_id: str, secret: bytes, policy: PlacementPolicy, models: Iterable[str] = ()
+        self,
+        router_id: str,
+        secret: bytes,
+        policy: PlacementPolicy,
+        models: Iterable[str] = (),
+        tool_formats: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._router_id = router_id
         self._secret = secret
         self._policy = policy
         self._known_models = set(models)
+        self._tool_formats = tool_formats
         self._members: dict[str, Member] = {}
         self._retired: list[Member] = []
         self._texts: dict[str, ModelText] = {}
@@ -157,7 +164,9 @@ class Fleet:
                     f"its tokenizer or chat template of {model!r} differs from that of the workers which "
                     "serve it already; give every worker the same source"
                 )
-            self._texts[model] = await asyncio.to_thread(ModelText, card)
+            self._texts[model] = await asyncio.to_thread(
+                ModelText, card, self._tool_formats.get(model, "auto")
+            )
 
     def _unserved(self, model: str) -> Exception:
         if model not in self._known_models:

@@ -21,11 +21,12 @@ from kvcache.hashing import BlockHasher
 from kvcache.pool import BlockPool
 from workers.budget import StepBudget
 from workers.config import EngineConfig
-from workers.errors import ConfigError, EngineFault, HeadraceError
+from workers.errors import ConfigError, EngineFault, GrammarError, HeadraceError
 from workers.load.model import LoadedModel
 from workers.model.batch import Chunk, Rows
 from workers.model.cache import MAX_INT8_CONTEXT_TOKENS, KvCache
 from workers.model.decoder import Decoder
+from workers.sampling.grammar import Grammar, Masks, new_bits
 from workers.sampling.params import SamplingParams
 from workers.sampling.plan import RowState, build_plan
 from workers.sampling.sampler import Sampled, prompt_logprobs, sample
@@ -118,6 +119,7 @@ class Engine:
         )
         self._max_draft_tokens = config.max_draft_tokens if config.speculation == "ngram" else 0
         self._requests: dict[str, Request] = {}
+        self._grammars: dict[Sequence, Grammar] = {}  # of the live sequences that have one
         self._pending = StepOutput(self.load)
 
     @property
@@ -146,8 +148,10 @@ class Engine:
         pending = self._pending
         return self._scheduler.has_work or bool(pending.deltas or pending.finished_ids)
 
-    def submit(self, submit: Submit) -> None:
-        """Queue a request; one that cannot be served is answered with an error delta by the next step."""
+    def submit(self, submit: Submit, grammar: Grammar | None = None) -> None:
+        """Queue a request; one that cannot be served is answered with an error delta by the next step.
+
+        `grammar` is that of `submit.params`, compiled; each sequence follows a fork of it."""
         params = submit.params
         now = self._clock()
         request = Request({}, {}, [] if params.num_prompt_logprobs is not None else None)
@@ -165,8 +169,11 @@ class Engine:
                 leader = leader or sequence
                 request.sequences[index] = sequence
                 request.rows[index] = row
+                if grammar is not None:
+                    self._grammars[sequence] = grammar.fork()
         except HeadraceError as error:
             for sequence in request.sequences.values():
+                self._grammars.pop(sequence, None)
                 self._scheduler.finish(sequence, "error")
             self._refuse(submit.request_id, params.n, error)
             return
@@ -246,16 +253,16 @@ class Engine:
             return {}
         rows = [self._row(chunk.sequence) for chunk in chunks for _ in range(1 + len(chunk.draft))]
         nums_before = [place for chunk in chunks for place in range(1 + len(chunk.draft))]
-        drawn = sample(self._model.decoder.logits(hidden_RE), build_plan(rows, nums_before))
+        logits_BV = self._model.decoder.logits(hidden_RE)
+        masks = self._masks(chunks) if self._grammars else None
+        drawn = sample(logits_BV, build_plan(rows, nums_before, masks))
         sampled: dict[Sequence, list[_Token]] = {}
         first = 0
         for chunk in chunks:
             tokens = self._accept(chunk, drawn, first)
             first += 1 + len(chunk.draft)
             if not tokens:
-                self._end_with_error(
-                    chunk.sequence, "the model's logits for it are not finite numbers", output
-                )
+                self._end_with_error(chunk.sequence, self._fault(chunk.sequence), output)
                 continue
             sampled[chunk.sequence] = tokens
             if chunk.draft and chunk.sequence.drafter is not None:
@@ -267,7 +274,10 @@ class Engine:
     def _accept(self, chunk: ScheduledChunk, drawn: Sampled, first: int) -> list[_Token]:
         """What was drawn for the chunk, from row `first` on: each row saw the draft up to it, so it counts as
         long as the draft is what was drawn. Every token is therefore the one that comes without drafts."""
-        row, tokens = self._row(chunk.sequence), []
+        row, tokens = self._row(chunk.sequence), list[_Token]()
+        grammar = self._grammars.get(chunk.sequence) if self._grammars else None
+        if grammar is not None and grammar.fault is not None:
+            return tokens
         for place in range(1 + len(chunk.draft)):
             if first + place in drawn.broken_rows:
                 break
@@ -277,9 +287,39 @@ class Engine:
             )
             tokens.append(_Token(token_id, drawn.logprobs[first + place], finish))
             row.observe(token_id)
+            if grammar is not None:
+                grammar.accept(token_id)
             if finish is not None or place == len(chunk.draft) or token_id != chunk.draft[place]:
                 break
         return tokens
+
+    def _masks(self, chunks: list[ScheduledChunk]) -> Masks | None:
+        """What the grammars allow in the rows of these chunks."""
+        rows: list[int] = []
+        constrained: list[tuple[Grammar, list[int]]] = []
+        first = 0
+        for chunk in chunks:
+            num_rows = 1 + len(chunk.draft)
+            grammar = self._grammars.get(chunk.sequence)
+            if grammar is not None:
+                rows += range(first, first + num_rows)
+                constrained.append((grammar, chunk.draft))
+            first += num_rows
+        if not rows:
+            return None
+        bits = new_bits(len(rows), self._model.config.vocab_size)
+        first = 0
+        for grammar, draft in constrained:
+            grammar.fill(bits[first : first + 1 + len(draft)], draft)
+            first += 1 + len(draft)
+        return Masks(rows, bits)
+
+    def _fault(self, sequence: Sequence) -> HeadraceError:
+        """Why no token could be drawn for it."""
+        grammar = self._grammars.get(sequence)
+        if grammar is not None and grammar.fault is not None:
+            return GrammarError(f"the output's grammar could not be followed any further: {grammar.fault}")
+        return _fault("the model's logits for it are not finite numbers")
 
     def _drafts(self, row: RowState) -> bool:
         """Whether drafts are worth their while for it: edits would have to be made token by token."""
@@ -357,6 +397,7 @@ class Engine:
 
     def _end(self, request: Request, sequence: Sequence, reason: str) -> None:
         self._scheduler.finish(sequence, reason)
+        self._grammars.pop(sequence, None)
         del request.sequences[sequence.index]
         if not request.sequences:
             del self._requests[sequence.request_id]
@@ -368,11 +409,10 @@ class Engine:
         for request_id in {chunk.sequence.request_id for chunk in schedule.chunks}:
             request = self._requests.get(request_id)
             for sequence in list(request.sequences.values()) if request else []:
-                self._end_with_error(sequence, str(error), output)
+                self._end_with_error(sequence, _fault(str(error)), output)
 
-    def _end_with_error(self, sequence: Sequence, reason: str, output: StepOutput) -> None:
-        message = f"the engine failed on this request: {reason}"
-        output.deltas.append(_failure(sequence.request_id, sequence.index, EngineFault(message)))
+    def _end_with_error(self, sequence: Sequence, error: HeadraceError, output: StepOutput) -> None:
+        output.deltas.append(_failure(sequence.request_id, sequence.index, error))
         self._end(self._requests[sequence.request_id], sequence, "error")
 
     def _refuse(self, request_id: str, n: int, error: HeadraceError) -> None:
@@ -388,6 +428,10 @@ def _kv_dtype(decoder: Decoder, config: EngineConfig) -> torch.dtype:
             "and weights that compute in bf16; use kv.dtype: auto"
         )
     return dtype
+
+
+def _fault(reason: str) -> EngineFault:
+    return EngineFault(f"the engine failed on this request: {reason}")
 
 
 def _failure(request_id: str, index: int, error: HeadraceError) -> Delta:

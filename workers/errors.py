@@ -4,7 +4,8 @@
     ├── ConfigError            start-up: the configuration or the model source is wrong
     ├── InvalidRequest    400  a field of the request is wrong; `param` names it
     │   ├── ContextTooLong     prompt + max_tokens pass the model's context
-    │   └── TemplateError      the model's chat template refused the messages
+    │   ├── TemplateError      the model's chat template refused the messages
+    │   └── GrammarError       the schema, expression or grammar cannot be compiled or followed
     ├── UnknownModel      404  the model is not served here
     ├── BodyTooLarge      413  the request body passes the limit
     ├── Overloaded        429  the queue is full; come back after `retry_after_s`
@@ -57,6 +58,12 @@ class TemplateError(InvalidRequest):
     code = "template_error"
 
 
+class GrammarError(InvalidRequest):
+    """The output's schema, expression or grammar cannot be compiled, or has become too much to follow."""
+
+    code = "invalid_grammar"
+
+
 class UnknownModel(HeadraceError):
     """The model named by the request is not served here."""
 
@@ -104,7 +111,8 @@ class NoWorker(HeadraceError):
 
 
 _BY_CODE: dict[str | None, type[HeadraceError]] = {
-    leaf.code: leaf for leaf in (ContextTooLong, TemplateError, Overloaded, EngineFault, WorkerLost, NoWorker)
+    leaf.code: leaf
+    for leaf in (ContextTooLong, TemplateError, GrammarError, Overloaded, EngineFault, WorkerLost, NoWorker)
 }
 
 

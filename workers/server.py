@@ -17,7 +17,10 @@ from collections.abc import Callable
 from kvcache.events import KvEvent
 from workers.engine import Engine, StepOutput
 from workers.errors import EngineFault, HeadraceError, NoWorker
+from workers.grammars import Grammars
 from workers.loop import Command
+from workers.sampling.grammar import LlguidanceCompiler
+from workers.sampling.params import GrammarSpec
 from workers.wire import (
     HEARTBEAT_S,
     PROTOCOL,
@@ -84,6 +87,10 @@ class WireServer:
         self._server: asyncio.Server | None = None
         self._heart: asyncio.Task[None] | None = None
         self._is_draining = False
+        self._grammars = Grammars(
+            lambda: LlguidanceCompiler(card.tokenizer_json, card.vocab_size, card.eos_ids)
+        )
+        self._compiling: dict[str, asyncio.Task[None]] = {}  # by request
 
     async def start(self, host: str) -> int:
         """Listen on a free port of `host` and return the port."""
@@ -98,6 +105,9 @@ class WireServer:
             self._heart.cancel()
         for link in list(self._links.values()):
             link.close()
+        for task in self._compiling.values():
+            task.cancel()
+        self._grammars.close()
 
     def publish(self, output: StepOutput) -> None:
         """Send one step's output to the routers it belongs to."""
@@ -109,9 +119,7 @@ class WireServer:
             if link is not None:
                 by_link.setdefault(link, []).append(delta)
         for request_id in output.finished_ids:
-            link = self._owners.pop(request_id, None)
-            if link is not None:
-                link.request_ids.discard(request_id)
+            self._disown(request_id)
         for link in self._links.values():
             deltas = by_link.get(link, [])
             if deltas or output.events:
@@ -183,7 +191,10 @@ class WireServer:
                 self._submit(link, message)
             case Cancel(request_id, index):
                 if self._owners.get(request_id) is link:
+                    was_compiling = request_id in self._compiling
                     self._cancel(request_id, index)
+                    if was_compiling and index is None:
+                        self._disown(request_id)
             case Describe():
                 link.send(self._card)
             case AskSnapshot():
@@ -204,9 +215,36 @@ class WireServer:
             return
         self._owners[submit.request_id] = link
         link.request_ids.add(submit.request_id)
-        self._call(lambda engine: engine.submit(submit))
+        if submit.params.grammar is None:
+            self._call(lambda engine: engine.submit(submit))
+        else:
+            constrained = self._submit_constrained(link, submit, submit.params.grammar)
+            self._compiling[submit.request_id] = asyncio.create_task(constrained)
+
+    async def _submit_constrained(self, link: RouterLink, submit: Submit, spec: GrammarSpec) -> None:
+        """Compile first; what is cancelled meanwhile never reaches the engine."""
+        try:
+            grammar = await self._grammars.compile(spec)
+        except Exception as error:
+            if not isinstance(error, HeadraceError):
+                logger.exception("a grammar could not be compiled for an unforeseen reason")
+                error = EngineFault(f"the grammar could not be compiled: {error}")
+            self._disown(submit.request_id)
+            self._refuse(link, submit, error)
+            return
+        finally:
+            self._compiling.pop(submit.request_id, None)
+        self._call(lambda engine: engine.submit(submit, grammar))
+
+    def _disown(self, request_id: str) -> None:
+        link = self._owners.pop(request_id, None)
+        if link is not None:
+            link.request_ids.discard(request_id)
 
     def _cancel(self, request_id: str, index: int | None = None) -> None:
+        compiling = self._compiling.get(request_id)
+        if compiling is not None and index is None:
+            compiling.cancel()
         self._call(lambda engine: engine.cancel(request_id, index))
 
     def _refuse(self, link: RouterLink, submit: Submit, error: HeadraceError) -> None:

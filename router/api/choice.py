@@ -15,7 +15,7 @@ from router.api.logprobs import LogprobLedger, TokenLogprob
 from router.api.prepared import Prepared, Prompt
 from router.text.stop import StopMatcher
 from router.text.tokenizer import ModelText
-from workers.errors import EngineFault, WorkerLost, error_of
+from workers.errors import EngineFault, GrammarError, WorkerLost, error_of
 from workers.wire import Delta, Logprob
 
 
@@ -72,6 +72,7 @@ class Choice:
     __slots__ = (
         "_detokenizer",
         "_echo",
+        "_grammar_param",
         "_has_begun",
         "_ledger",
         "_matcher",
@@ -96,6 +97,7 @@ class Choice:
         self._stop_ids = stop_ids
         self._min_tokens = prompt.params.min_tokens
         self._scores_only = prepared.scores_only
+        self._grammar_param = prepared.grammar_param
         self._echo = echo
         self._num_shown = len(echo.text) if echo else 0
         self._ledger = LogprobLedger(self._num_shown) if prepared.num_logprobs is not None else None
@@ -113,7 +115,10 @@ class Choice:
             return _NOTHING
         if delta.finish == "error":
             self.finish = "error"
-            raise error_of(delta.error_code, delta.error or "the worker failed this request")
+            error = error_of(delta.error_code, delta.error or "the worker failed this request")
+            if isinstance(error, GrammarError):
+                error.param = self._grammar_param
+            raise error
         if delta.finish == "cancelled":
             self.finish = "cancelled"
             raise WorkerLost("the worker gave this request up before it was finished; send it again")

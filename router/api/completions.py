@@ -9,7 +9,7 @@ import msgspec
 
 from router.api.answer import Usage
 from router.api.choice import Piece
-from router.api.logprobs import TokenLogprob, finite
+from router.api.logprobs import LEAST, TokenLogprob, finite
 from router.api.prepared import Prepared
 from router.api.writer import BodyWriter, ChunkFrame, Collected, ResponseHead, Writer, encode_json
 from router.text.tokenizer import ModelText
@@ -37,8 +37,34 @@ def completion_writer(prepared: Prepared, text: ModelText, request_id: str, crea
     if prepared.stream:
         return CompletionStream(head, text, prepared.include_usage)
     return BodyWriter(
-        head, len(prepared.prompts) * prepared.n, lambda index, choice: _choice(index, choice, text)
+        head,
+        len(prepared.prompts) * prepared.n,
+        lambda index, choice: _choice(index, choice, text, prepared.shows_logprobs),
+        lambda choices: best_of(choices, prepared),
     )
+
+
+def best_of(choices: list[Collected], prepared: Prepared) -> list[Collected]:
+    """Of each prompt's choices those to be returned, the best first; as they come if all are."""
+    if prepared.num_returned == prepared.n:
+        return choices
+    kept = []
+    for position, prompt in enumerate(prepared.prompts):
+        num_echoed = len(prompt.text) if prepared.echo else 0
+        group = choices[position * prepared.n : (position + 1) * prepared.n]
+        group.sort(key=lambda choice: _mean_logprob(choice, num_echoed), reverse=True)
+        kept += group[: prepared.num_returned]
+    return kept
+
+
+def _mean_logprob(choice: Collected, num_echoed: int) -> float:
+    """Per generated token; a choice without any is the worst."""
+    logprobs = [
+        finite(entry.logprob)
+        for entry in choice.logprobs or []
+        if entry.logprob is not None and entry.offset >= num_echoed
+    ]
+    return sum(logprobs) / len(logprobs) if logprobs else LEAST
 
 
 class CompletionStream:
@@ -100,6 +126,8 @@ def _name(token_id: int, text: ModelText) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _choice(index: int, choice: Collected, text: ModelText) -> CompletionChoice:
-    logprobs = completion_logprobs(choice.logprobs, text) if choice.logprobs is not None else None
+def _choice(index: int, choice: Collected, text: ModelText, shows_logprobs: bool) -> CompletionChoice:
+    logprobs = None
+    if choice.logprobs is not None and shows_logprobs:
+        logprobs = completion_logprobs(choice.logprobs, text)
     return CompletionChoice(index, choice.text, logprobs, choice.finish)

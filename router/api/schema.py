@@ -7,9 +7,18 @@ InvalidRequest whose `param` is the dotted path of the field.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, from_json
 
 from workers.errors import InvalidRequest
@@ -19,11 +28,52 @@ MAX_STOPS = 16  # OpenAI allows 4; agents ask for more
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128  # OpenAI's limit
+MAX_CHOICES_OF_TEXT = 10_000
+FUNCTION_NAME = "^[a-zA-Z0-9_-]{1,64}$"  # OpenAI's rule
 
 _INT64 = 1 << 63
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
 
+JsonDict = dict[str, Any]
+Message = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "role": {"type": "string", "minLength": 1},
+                "content": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                                "required": ["type", "text"],
+                            },
+                        },
+                        {"type": "null"},
+                    ]
+                },
+                "tool_calls": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+            },
+            "required": ["role"],
+        }
+    ),
+]
 TokenId = Annotated[int, Field(ge=0)]
+_STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA: JsonDict = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        _TOKENS_SCHEMA,
+        {"type": "array", "items": _TOKENS_SCHEMA, "minItems": 1},
+    ]
+}
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -33,23 +83,102 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class _GenerationRequest(BaseModel):
-    """What both endpoints take. `unsupported` maps a field to the values that ask for nothing of it."""
+class _Part(BaseModel):
+    """An object within a request."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, populate_by_name=True)
+
+
+class JsonSchemaFormat(_Part):
+    """`strict` changes nothing: a schema is always kept."""
+
+    name: str | None = Field(None, max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("must have json_schema with type json_schema")
+        return self
+
+
+class StructuredOutputs(_Part):
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES_OF_TEXT)
+    grammar: str | None = None
+
+
+class FunctionDefinition(_Part):
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Part):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(_Part):
+    name: str = Field(min_length=1)
+
+
+class ToolChoice(_Part):
+    """Clients send "none", "auto" or "required" as a bare word."""
+
+    type: Literal["none", "auto", "required", "function"]
+    function: FunctionName | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: object) -> object:
+        return {"type": value} if isinstance(value, str) and value != "function" else value
+
+    @model_validator(mode="after")
+    def _complete(self) -> ToolChoice:
+        if self.type == "function" and self.function is None:
+            raise ValueError("must have function with type function")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        named = handler.resolve_ref_schema(handler(core))
+        named["properties"]["type"] = {"const": "function", "type": "string"}
+        named["required"] = ["type", "function"]
+        return {"anyOf": [{"enum": ["none", "auto", "required"], "type": "string"}, named]}
+
+
+class Body(BaseModel):
+    """A request's body. `unsupported` maps a field to the values that ask for nothing of it."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: str = Field(min_length=1)
+
+    def check(self) -> None:
+        """The rules between fields that hold whatever the model is. Raises InvalidRequest."""
+
+
+class _GenerationRequest(Body):
+    """What both endpoints take."""
+
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "response_format": ({"type": "text"},),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "structured_outputs": (),
         "use_beam_search": _NOTHING,
         "prompt_logprobs": (),
     }
 
-    model: str = Field(min_length=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -64,12 +193,23 @@ class _GenerationRequest(BaseModel):
     repetition_penalty: float = Field(1.0, ge=0.01, le=10.0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = {}
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    stop: list[StopString] = Field([], max_length=MAX_STOPS)
+    stop: Annotated[
+        list[StopString],
+        WithJsonSchema(
+            {"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOPS}]}
+        ),
+    ] = Field([], max_length=MAX_STOPS)
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES_OF_TEXT)
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -80,13 +220,15 @@ class _GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+
 
 class ChatCompletionRequest(_GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = _GenerationRequest.unsupported | {
-        "tools": _NOTHING,
-        "tool_choice": ("none", "auto"),
         "functions": _NOTHING,
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -98,28 +240,60 @@ class ChatCompletionRequest(_GenerationRequest):
         "continue_final_message": _NOTHING,
     }
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
+    tools: list[Tool] = Field([], max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+        _check_tools(self)
 
 
 class CompletionRequest(_GenerationRequest):
     """The body of POST /v1/completions; `prompt` is a list of texts or of lists of token ids."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = _GenerationRequest.unsupported | {
-        "suffix": _NOTHING,
+        "suffix": _NOTHING,  # of models here none was trained to fill in between
         "prompt_embeds": (),
     }
 
-    prompt: list[str] | list[list[int]] = Field(min_length=1)
+    prompt: Annotated[list[str] | list[list[int]], WithJsonSchema(_PROMPT_SCHEMA)] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=0)
-    best_of: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest(
+                "max_tokens must be at least 1 without echo, but 0 was given", param="max_tokens"
+            )
+        if self.best_of is None or self.best_of == self.n:
+            return
+        if self.best_of < self.n:
+            raise InvalidRequest(
+                f"best_of must be at least n, which is {self.n}, but {self.best_of} was given",
+                param="best_of",
+            )
+        if self.stream:
+            raise InvalidRequest(
+                "best_of cannot be streamed: the best are known only when all are there", param="best_of"
+            )
+
+    @property
+    def num_sampled(self) -> int:
+        """Sequences to sample for each prompt; the best n of them are returned."""
+        return max(self.n, self.best_of or 0)
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -135,7 +309,7 @@ class CompletionRequest(_GenerationRequest):
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
-Request = TypeVar("Request", bound=_GenerationRequest)
+Request = TypeVar("Request", bound=Body)
 
 
 def parse(model: type[Request], body: bytes) -> Request:
@@ -154,28 +328,28 @@ def parse(model: type[Request], body: bytes) -> Request:
         request = model.model_validate(data)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False)[0]) from error
-    _check_combinations(request)
+    request.check()
     return request
 
 
-def _check_combinations(request: _GenerationRequest) -> None:
-    """The rules between fields that hold whatever the model is."""
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
-    if isinstance(request, ChatCompletionRequest):
-        if request.top_logprobs is not None and not request.logprobs:
-            raise InvalidRequest("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
-    elif isinstance(request, CompletionRequest):
-        if request.max_tokens == 0 and not request.echo:
+def _check_tools(request: ChatCompletionRequest) -> None:
+    names = [tool.function.name for tool in request.tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
             raise InvalidRequest(
-                "max_tokens must be at least 1 without echo, but 0 was given", param="max_tokens"
+                f"tools.{index}.function.name must differ from the others', but {name!r} comes twice",
+                param=f"tools.{index}.function.name",
             )
-        if request.best_of is not None and request.best_of != request.n:
-            raise InvalidRequest(
-                f"best_of must equal n, which is {request.n}, but {request.best_of} was given; "
-                "this server returns every sequence it samples",
-                param="best_of",
-            )
+    choice = request.tool_choice
+    if choice is None or choice.type == "none":
+        return
+    if not names and choice.type != "auto":
+        raise InvalidRequest("tool_choice is only allowed with tools", param="tool_choice")
+    if choice.function is not None and choice.function.name not in names:
+        raise InvalidRequest(
+            f"tool_choice names the function {choice.function.name[:80]!r}, but tools has {', '.join(names)}",
+            param="tool_choice.function.name",
+        )
 
 
 def _is_ids(value: object) -> bool:

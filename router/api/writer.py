@@ -82,15 +82,20 @@ class Body(msgspec.Struct, Generic[ChoiceBody], frozen=True):
 
 
 class BodyWriter(Generic[ChoiceBody]):
-    """Collects the whole answer; `make` gives a choice its endpoint's shape."""
+    """Collects the whole answer; `select` says what goes out, `make` gives it its endpoint's shape."""
 
     content_type = "application/json"
 
     def __init__(
-        self, head: ResponseHead, num_choices: int, make: Callable[[int, Collected], ChoiceBody]
+        self,
+        head: ResponseHead,
+        num_choices: int,
+        make: Callable[[int, Collected], ChoiceBody],
+        select: Callable[[list[Collected]], list[Collected]] = lambda choices: choices,
     ) -> None:
         self._head = head
         self._make = make
+        self._select = select
         self._choices = [Collected() for _ in range(num_choices)]
 
     def add(self, index: int, piece: Piece) -> bytes:
@@ -101,7 +106,8 @@ class BodyWriter(Generic[ChoiceBody]):
     def end(self, usage: Usage) -> bytes:
         """The response's body."""
         head = self._head
-        choices = [self._make(index, choice) for index, choice in enumerate(self._choices)]
+        selected = self._select(self._choices)
+        choices = [self._make(index, choice) for index, choice in enumerate(selected)]
         return encode_json(Body(head.id, head.object, head.created, head.model, choices, usage))
 
 

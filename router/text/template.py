@@ -18,9 +18,8 @@ import jinja2.nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.text.tools import Message, tool_calls, with_tools_as_words
 from workers.errors import InvalidRequest, TemplateError
-
-Message = dict[str, Any]
 
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
 
@@ -71,6 +70,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
         self._special_tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._knows_developer = "developer" in source
+        self._knows_tools = "tools" in source
         self._fault: str | None = None
         try:
             self._template = environment.from_string(source)
@@ -83,8 +83,10 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Message] | None = None,
     ) -> str:
-        """The prompt. `variables` are the client's `chat_template_kwargs`.
+        """The prompt. `variables` are the client's `chat_template_kwargs`, `tools` are in OpenAI's form; a
+        template that knows no tools gets them as words (`router/text/tools.py`).
 
         Raises InvalidRequest for messages that are malformed or not text, TemplateError when the template
         refuses them.
@@ -98,13 +100,15 @@ class ChatTemplate:
         if self._fault is not None:
             raise TemplateError(self._fault, param="messages")
         plain = [self._plain(index, message) for index, message in enumerate(messages)]
+        if not self._knows_tools:
+            plain = with_tools_as_words(plain, tools or ())
         try:
             return self._template.render(
                 {
                     **self._special_tokens,
                     **variables,
                     "messages": plain,
-                    "tools": None,
+                    "tools": list(tools) if tools and self._knows_tools else None,
                     "documents": None,
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -121,16 +125,18 @@ class ChatTemplate:
                 f"messages.{index}.role must be a string, but {role!r:.80} was given",
                 param=f"messages.{index}.role",
             )
-        if message.get("tool_calls") or message.get("function_call"):
-            field = "tool_calls" if message.get("tool_calls") else "function_call"
+        if message.get("function_call"):
             raise InvalidRequest(
-                f"messages.{index}.{field} is not supported by this server; send text messages only",
-                param=f"messages.{index}.{field}",
+                f"messages.{index}.function_call is not supported by this server; send tool_calls instead",
+                param=f"messages.{index}.function_call",
             )
         if role == "developer" and not self._knows_developer:  # OpenAI's newer name for the system's role
             role = "system"
-        content = plain_content(message.get("content"), f"messages.{index}.content")
         given = {key: value for key, value in message.items() if value is not None}
+        if given.get("tool_calls"):
+            given["tool_calls"] = tool_calls(given["tool_calls"], f"messages.{index}.tool_calls")
+            given.setdefault("content", "")
+        content = plain_content(given.get("content"), f"messages.{index}.content")
         return given | {"role": role, "content": content}
 
 
@@ -148,12 +154,12 @@ def plain_content(content: object, param: str) -> str:
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             raise InvalidRequest(
                 f"{param}.{index} is a part of type {kind!r:.80}; this model takes text only",
                 param=f"{param}.{index}",
             )
-        text = part.get("text")
+        text = part.get(kind)
         if not isinstance(text, str):
             raise InvalidRequest(
                 f"{param}.{index}.text must be a string, but {text!r:.80} was given",

@@ -27,6 +27,8 @@ def post(cluster: Cluster, path: str, body: bytes | dict[str, Any]) -> tuple[int
         return error.code, json.load(error), error.headers
 
 
+TOOL = {"type": "function", "function": {"name": "weather"}}
+
 BAD: dict[str, tuple[bytes | dict[str, Any], int, str | None, list[str]]] = {
     "malformed JSON": (b'{"model": ', 400, None, ["JSON"]),
     "wrong type": ({**GOOD, "max_tokens": "many"}, 400, "max_tokens", []),
@@ -35,7 +37,38 @@ BAD: dict[str, tuple[bytes | dict[str, Any], int, str | None, list[str]]] = {
     "no model": ({"messages": GOOD["messages"]}, 400, "model", []),
     "over the context": ({**GOOD, "max_tokens": 9000}, 400, None, ["9000", "8192"]),
     "empty messages": ({**GOOD, "messages": []}, 400, "messages", []),
-    "an unsupported field": ({**GOOD, "tools": [{"type": "function"}]}, 400, "tools", []),
+    "an unsupported field": ({**GOOD, "functions": [{"name": "f"}]}, 400, "functions", []),
+    "a tool without its function": ({**GOOD, "tools": [{"type": "function"}]}, 400, "tools.0.function", []),
+    "a tool that is not there": (
+        {**GOOD, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        400,
+        "tool_choice.function.name",
+        ["'g'", "weather"],
+    ),
+    "no schema": ({**GOOD, "response_format": {"type": "json_schema"}}, 400, "response_format", []),
+    "a schema that is none": (
+        {**GOOD, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strnig"}}}},
+        400,
+        "response_format",
+        ["strnig"],
+    ),
+    "a broken expression": ({**GOOD, "guided_regex": "("}, 400, "guided_regex", ["regex"]),
+    "parameters that are no schema": (
+        {
+            **GOOD,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}],
+            "tool_choice": "required",
+        },
+        400,
+        "tools",
+        [],
+    ),
+    "two forms at once": (
+        {**GOOD, "guided_regex": "a", "guided_choice": ["b"]},
+        400,
+        "guided_choice",
+        ["guided_regex"],
+    ),
     "template refuses": ({**GOOD, "messages": [{"role": "user"}]}, 400, None, []),
     "body over the limit": (
         {**GOOD, "messages": [{"role": "user", "content": "x" * 300_000}]},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.load.model import LoadedModel
+from workers.sampling.grammar import LlguidanceCompiler
 from workers.sampling.params import SamplingParams
 from workers.wire import Delta, Logprob, Submit
 
@@ -43,12 +45,18 @@ class Driver:
         self.num_preemptions = 0
         self.num_accepted = 0  # drafted tokens
 
+    @cached_property
+    def _compiler(self) -> LlguidanceCompiler:
+        card = self.engine.card
+        return LlguidanceCompiler(card.tokenizer_json, card.vocab_size, card.eos_ids)
+
     def submit(
         self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: bytes = b""
     ) -> None:
         for index in range(params.n):
             self.outputs[request_id, index] = Output()
-        self.engine.submit(Submit(request_id, prompt_ids, params, salt))
+        grammar = None if params.grammar is None else self._compiler.compile(params.grammar)
+        self.engine.submit(Submit(request_id, prompt_ids, params, salt), grammar)
 
     def step(self) -> None:
         output = self.engine.step()

@@ -6,7 +6,20 @@ The meaning of each field, and the order in which they act, is the spec in `work
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+# What may stand between the parts of a JSON text. A small model would indent for ever if it were let.
+JSON_WHITESPACE = r"[ \t\r\n]{0,24}"
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What every output must be: valid under a JSON schema, a match of a regular expression (both whole),
+    or a sentence of a grammar in Lark's or GBNF's notation."""
+
+    kind: Literal["json_schema", "regex", "grammar"]
+    source: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -1,7 +1,7 @@
 """What the sampler has to do for each row of a step, as plain numbers. The order is the specification:
 
     1  raw log-probabilities, of the rows that report them
-    2  ids that must not come: EOS and stop ids until min_tokens are out
+    2  ids that must not come: what the grammar forbids; EOS and stop ids until min_tokens are out
     3  logit bias
     4  penalties: repetition (prompt and output), then frequency and presence (output)
     5  temperature 0: the largest logit, the first of equals
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from workers.sampling.grammar import Masks
 from workers.sampling.params import SamplingParams
 from workers.sampling.uniforms import uniform
 
@@ -66,6 +67,7 @@ class SamplingPlan:
     repeated: Edits  # the value divides positive logits and multiplies negative ones
     penalised: Edits  # the value is subtracted
     drawn: list[Filters]
+    masks: Masks | None = None  # of the rows that have a grammar
 
 
 class TokenCounts:
@@ -183,7 +185,9 @@ class _EditList:
 _NO_EDITS = Edits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def build_plan(rows: Sequence[RowState], nums_before: Sequence[int] | None = None) -> SamplingPlan:
+def build_plan(
+    rows: Sequence[RowState], nums_before: Sequence[int] | None = None, masks: Masks | None = None
+) -> SamplingPlan:
     """The plan for a token of each of these sequences, row i being that of rows[i]: the next one, or the one
     after `nums_before[i]` others; only sequences that may not edit can have such."""
     nums_before = nums_before or [0] * len(rows)
@@ -206,4 +210,5 @@ def build_plan(rows: Sequence[RowState], nums_before: Sequence[int] | None = Non
             for index, (row, num_before) in enumerate(zip(rows, nums_before, strict=True))
             if not row.params.is_greedy
         ],
+        masks=masks,
     )

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from workers.sampling.grammar import Masks
 from workers.sampling.plan import Edits, Filters, SamplingPlan
 from workers.wire import Logprob
 
@@ -92,6 +94,8 @@ def _logprobs(logprobs_BV: torch.Tensor, token_ids: list[int], num_top: int) -> 
 
 
 def _edit(logits_BV: torch.Tensor, plan: SamplingPlan) -> None:
+    if plan.masks is not None:
+        _constrain(logits_BV, plan.masks)
     if len(plan.banned):
         rows, ids, _ = _tensors(plan.banned, logits_BV)
         logits_BV[rows, ids] = float("-inf")
@@ -105,6 +109,15 @@ def _edit(logits_BV: torch.Tensor, plan: SamplingPlan) -> None:
     if len(plan.penalised):
         rows, ids, values = _tensors(plan.penalised, logits_BV)
         logits_BV[rows, ids] -= values
+
+
+def _constrain(logits_BV: torch.Tensor, masks: Masks) -> None:
+    forbidden_MV = ~np.unpackbits(
+        masks.bits.view(np.uint8), axis=1, count=logits_BV.shape[-1], bitorder="little"
+    ).view(np.bool_)
+    forbidden = torch.from_numpy(forbidden_MV).to(logits_BV.device)
+    for place, row in enumerate(masks.rows):
+        logits_BV[row].masked_fill_(forbidden[place], float("-inf"))
 
 
 def _tensors(edits: Edits, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

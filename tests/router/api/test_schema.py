@@ -61,11 +61,11 @@ def completion(**fields: Any) -> CompletionRequest:
         ("messages", ["hi"], ["object"]),
         ("model", "", ["empty"]),
         ("model", 5, ["string"]),
-        ("tools", [{"type": "function"}], ["not supported"]),
-        ("tool_choice", "required", ["not supported"]),
-        ("response_format", {"type": "json_object"}, ["not supported"]),
+        ("tools", "all", ["list"]),
+        ("tool_choice", "required", ["only allowed with tools"]),
+        ("functions", [{"name": "f"}], ["not supported"]),
         ("modalities", ["text", "audio"], ["not supported"]),
-        ("guided_regex", "a+", ["not supported"]),
+        ("guided_regex", 5, ["string"]),
     ],
 )
 def test_a_wrong_chat_field_is_named_with_its_limit(field: str, value: object, words: list[str]) -> None:
@@ -90,7 +90,7 @@ def test_a_wrong_chat_field_is_named_with_its_limit(field: str, value: object, w
         ("logprobs", 21),
         ("logprobs", True),
         ("max_tokens", 0),
-        ("best_of", 3),
+        ("best_of", 0),
         ("suffix", "end"),
         ("echo", 1),
     ],
@@ -146,9 +146,7 @@ def test_null_means_the_default_for_every_field() -> None:
 
 def test_unknown_fields_and_unsupported_ones_that_ask_for_nothing_are_ignored() -> None:
     harmless = {
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
+        "functions": [],
         "modalities": ["text"],
     }
     assert chat(store=True, metadata={"a": 1}, service_tier="auto", **harmless) == chat()

@@ -78,7 +78,7 @@ def test_text_parts_are_joined_to_one_string() -> None:
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages.0.content.0"),
         ({"role": "user", "content": ["hi"]}, "messages.0.content.0"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.0.tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.0.tool_calls.0"),
     ],
 )
 def test_a_message_that_is_not_text_is_refused_by_name(message: dict[str, Any], param: str) -> None:
