@@ -18,11 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from tests.parity.families import FAMILIES, VOCAB, save, tiny_model
 from tests.workers.driver import Driver, Output
 from tests.workers.shards.gangs import gang
-from workers.config import Collectives
+from workers.config import Collectives, KvDtype
 from workers.errors import ConfigError
 from workers.load.model import LoadedModel, load_model
 from workers.load.sources import resolve
+from workers.model.native import library
 from workers.sampling.params import SamplingParams
+from workers.shards.leader import GangDecoder
 
 DEGREES = [degrees for degrees in itertools.product((1, 2, 3, 4), (1, 2, 3)) if degrees != (1, 1)]
 NUM_OUTPUT = 20
@@ -155,11 +157,40 @@ def test_smollm2_with_nine_heads_on_two_to_four_lanes(tmp_path: Path) -> None:
     plain.load_state_dict(loaded.state_dict())
     plain.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(**names).save_pretrained(tmp_path)
-    for tensor, pipeline in DEGREES:
+    for tensor, pipeline in ((2, 1), (3, 2), (4, 1), (1, 3), (2, 2), (4, 3)):
         # One of them reads its parts from the GGUF file's quantised rows and columns.
         source = builtin if (tensor, pipeline) == (2, 2) else str(tmp_path)
         with gang(source, weights="fp32", tensor=tensor, pipeline=pipeline) as model:
             assert answers(model) == expected, (tensor, pipeline)
+
+
+@pytest.mark.skipif(library.load() is None, reason="this CPU or machine cannot have the kernels")
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_the_native_decoder_in_parts_is_as_near_to_fp32_as_it_is_whole(
+    tmp_path: Path, kv_dtype: KvDtype
+) -> None:
+    save(tiny_model("qwen2", head_dim=32), tmp_path)
+    source = str(tmp_path)
+    prompt = torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(4)).tolist()
+    params = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True, num_prompt_logprobs=0)
+
+    def prompt_scores(model: LoadedModel, kv_dtype: KvDtype) -> torch.Tensor:
+        driver = Driver(model, threads=1, kv_dtype=kv_dtype, max_step_tokens=48)
+        output = driver.generate(prompt, params)
+        assert output.prompt_logprobs is not None
+        return torch.tensor([entry.logprob for entry in output.prompt_logprobs if entry.logprob is not None])
+
+    exact = prompt_scores(load_model(source, "fp32", name="tiny"), "auto")
+    whole = prompt_scores(load_model(source, "bf16", name="tiny"), kv_dtype)
+    for tensor, pipeline in [(2, 1), (3, 1), (4, 2), (1, 2)]:
+        with gang(source, weights="bf16", tensor=tensor, pipeline=pipeline) as model:
+            assert isinstance(model.decoder, GangDecoder)
+            assert model.decoder.kernels == "NativeDecoder"
+            parts = prompt_scores(model, kv_dtype)
+        if tensor == 1:  # stages do what the whole does, to the last bit
+            assert torch.equal(parts, whole)
+        error, bound = (parts - exact).square().mean().sqrt(), (whole - exact).square().mean().sqrt()
+        assert error < 1.5 * bound + 1e-2, (tensor, pipeline)
 
 
 @pytest.mark.parametrize(

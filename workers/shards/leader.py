@@ -45,7 +45,8 @@ class GangDecoder:
         self._is_busy = False
         self.announced_s = 0.0  # time spent telling followers what to do
         self.num_announced = 0
-        self._expect_same(Ready(str(decoder.dtype), type(decoder).__name__, decoder.device.type))
+        self.kernels = type(decoder).__name__
+        self._expect_same(Ready(str(decoder.dtype), self.kernels, decoder.device.type))
         self._pulse = Pulse(
             members.pulses,
             members.killable(0),

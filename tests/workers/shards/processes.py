@@ -1,7 +1,7 @@
 """A gang whose ranks are processes: the worker's actors as they are, but for Ray, and with faults to order.
 
-SIGUSR1 makes a rank's next forward pass raise, SIGUSR2 makes it hang. Steps are slowed down, so that a fault
-comes in the midst of one.
+SIGUSR1 makes a rank's next forward pass raise, SIGUSR2 makes it hang. Once the gang has started,
+steps are slow, so that a fault comes in the midst of one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["tests.workers.shards.processes"])
 
 
-def _order_faults() -> None:
+def _order_faults(has_started: Event) -> None:
     ordered: list[int] = []
 
     def order(number: int, frame: FrameType | None) -> None:
@@ -39,7 +40,8 @@ def _order_faults() -> None:
     forward = Rank.forward
 
     def slow(self: Rank, *arguments: Any) -> Any:
-        time.sleep(STEP_S)
+        if has_started.is_set():
+            time.sleep(STEP_S)
         if signal.SIGUSR1 in ordered:
             raise ArithmeticError("a fault to order")
         if signal.SIGUSR2 in ordered:
@@ -49,24 +51,24 @@ def _order_faults() -> None:
     Rank.forward = slow  # type: ignore[method-assign]
 
 
-def _lead(config: WorkerConfig, pipe: Connection) -> None:
+def _lead(config: WorkerConfig, pipe: Connection, has_started: Event) -> None:
     async def run() -> None:
         actor = WorkerActor(config)
         pipe.send(await actor.rendezvous())
         pipe.send(await actor.start())
         await actor.join()
 
-    _order_faults()
+    _order_faults(has_started)
     asyncio.run(run())
 
 
-def _follow(config: WorkerConfig, rank: int, address: Address) -> None:
+def _follow(config: WorkerConfig, rank: int, address: Address, has_started: Event) -> None:
     async def run() -> None:
         actor = FollowerActor(config, rank)
         await actor.start(address)
         await actor.join()
 
-    _order_faults()
+    _order_faults(has_started)
     with contextlib.suppress(RuntimeError):
         asyncio.run(run())
     os._exit(1)
@@ -78,15 +80,17 @@ class Processes:
     def __init__(self, source: str, **engine: object) -> None:
         config = worker_config(source, **engine)
         ours, theirs = context.Pipe()
-        leader = context.Process(target=_lead, args=[config, theirs])
+        has_started = context.Event()
+        leader = context.Process(target=_lead, args=[config, theirs, has_started])
         leader.start()
         self.ranks: list[Any] = [leader]
         address = self._heard(ours)
         for rank in range(1, config.engine.num_ranks):
-            follower = context.Process(target=_follow, args=[config, rank, address])
+            follower = context.Process(target=_follow, args=[config, rank, address, has_started])
             follower.start()
             self.ranks.append(follower)
         self.endpoint: Endpoint = self._heard(ours)
+        has_started.set()
 
     def _heard(self, pipe: Connection) -> Any:
         if not pipe.poll(START_S):

@@ -21,7 +21,7 @@ from workers.wire import Step, Submit, ToRouter
 
 NOTICE_S = 5.0
 RAISE, HANG = signal.SIGUSR1, signal.SIGUSR2
-PARAMS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
 PROMPT_TOKENS = {"prefill": 400, "decode": 8}
 DEGREES = [(2, 1), (1, 2), (2, 2)]
 QUICK = [
@@ -29,9 +29,10 @@ QUICK = [
     for degrees in DEGREES
     for rank in range(degrees[0] * degrees[1])
     for fault, phase in itertools.product((signal.SIGKILL, RAISE), PROMPT_TOKENS)
+    if fault == signal.SIGKILL or phase == ("prefill", "decode")[rank % 2]
 ]
 SLOW = [
-    (degrees, rank, fault, "prefill" if (rank + fault) % 2 else "decode")
+    (degrees, rank, fault, "prefill" if (rank + (fault == HANG)) % 2 else "decode")
     for degrees in DEGREES
     for rank in range(degrees[0] * degrees[1])
     for fault in (signal.SIGSTOP, HANG)
@@ -80,6 +81,8 @@ async def interrupted(processes: Processes, phase: str, rank: int, fault: int) -
         )
     except (asyncio.IncompleteReadError, ConnectionError):
         return time.monotonic() - started
+    finally:
+        await router.close()
     raise AssertionError("the request has ended as if nothing had happened")
 
 
