@@ -97,6 +97,10 @@ class GangDecoder:
         return self._rank.waited_s
 
     @property
+    def num_followers(self) -> int:
+        return len(self._members.steps)
+
+    @property
     def num_announced_bytes(self) -> int:
         return sum(link.num_sent_bytes for link in self._members.steps.values())
 
