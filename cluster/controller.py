@@ -16,20 +16,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 from ray.exceptions import RayTaskError
 
+from cluster.gang import Gang
 from cluster.membership import POLL_S, Membership
 from cluster.supervisor import Slot, State
-from workers.actor import WorkerActor
 from workers.config import Endpoint, WorkerConfig
 from workers.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 START_S = 600.0  # a large model is read from a slow disk
-PING_S = 1.0
-PING_DEADLINE_S = 15.0
 FRESH_S = 0.5  # how long a scrape waits for workers to tell their newest numbers
 STOP_S = 1.5
 EXPOSITION_AGE_S = 10.0  # what a router pushed counts for this long
@@ -41,41 +38,30 @@ class Worker:
     def __init__(self, config: WorkerConfig, first_epoch: int) -> None:
         self.config = config
         self.slot = Slot(config.worker_id, first_epoch, random.Random())
-        self.actor: Any = None
+        self.gang: Gang | None = None
         self.endpoint: Endpoint | None = None
         self.exposition = ""
 
     async def start(self, epoch: int) -> None:
-        """Start an incarnation and wait until it listens. Raises what the worker raises."""
-        threads = str(self.config.engine.threads)
-        num_gpus = 1 if self.config.engine.device == "cuda" else 0
-        self.actor = (
-            ray.remote(WorkerActor)
-            .options(
-                num_cpus=0,
-                num_gpus=num_gpus,
-                max_restarts=0,
-                # Ray sets one thread for an actor without CPUs unless told so; idle threads must not spin.
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}},
-            )
-            .remote(dataclasses.replace(self.config, epoch=epoch))
-        )
-        self.endpoint = await asyncio.wait_for(self.actor.start.remote(), START_S)
+        """Start an incarnation and wait until it listens. Raises what a rank raises."""
+        self.gang = Gang(dataclasses.replace(self.config, epoch=epoch))
+        self.endpoint = await asyncio.wait_for(self.gang.start(), START_S)
 
-    async def ping(self) -> None:
-        """Raises if its engine is stuck or it does not answer."""
-        await asyncio.wait_for(self.actor.ping.remote(), PING_DEADLINE_S)
+    async def watch(self) -> None:
+        """Return when the incarnation ends; raise when it dies or is stuck."""
+        assert self.gang is not None
+        await self.gang.watch()
 
     async def refresh(self) -> None:
         """Ask for its numbers."""
-        self.exposition = await self.actor.exposition.remote()
+        if self.gang is not None:
+            self.exposition = await self.gang.exposition()
 
     def kill(self) -> None:
         """End the incarnation, whatever it is doing. Killing twice is harmless."""
-        actor, self.actor, self.endpoint, self.exposition = self.actor, None, None, ""
-        if actor is not None:
-            with contextlib.suppress(Exception):  # it may be dead already
-                ray.kill(actor, no_restart=True)
+        gang, self.gang, self.endpoint, self.exposition = self.gang, None, None, ""
+        if gang is not None:
+            gang.kill()
 
 
 class Controller:
@@ -140,11 +126,11 @@ class Controller:
         for keeper in self._keepers:
             keeper.cancel()
         now = time.monotonic()
-        stopping = []
+        stopping: list[asyncio.Future[None]] = []
         for worker in self._workers.values():
             worker.slot.stop(now)
-            if worker.actor is not None:
-                stopping.append(asyncio.ensure_future(worker.actor.stop.remote()))
+            if worker.gang is not None and (asked := worker.gang.ask_to_stop()) is not None:
+                stopping.append(asked)
         if stopping:
             await asyncio.wait(stopping, timeout=STOP_S)
         for worker in self._workers.values():
@@ -165,7 +151,7 @@ class Controller:
                 slot.ready(time.monotonic())
                 logger.info("worker %s is ready, epoch %d", slot.worker_id, epoch)
                 await self._announce()
-                await self._watch(worker)
+                await worker.watch()
                 reason = "it ended"
             except Exception as error:
                 cause = error.cause if isinstance(error, RayTaskError) else error
@@ -181,17 +167,6 @@ class Controller:
             )
             await self._announce()
             await asyncio.sleep(delay_s)
-
-    async def _watch(self, worker: Worker) -> None:
-        """Return when the incarnation ends; raise when it dies or its engine is stuck."""
-        end = asyncio.ensure_future(worker.actor.join.remote())
-        try:
-            while not end.done():
-                await worker.ping()
-                await asyncio.wait([end], timeout=PING_S)
-            await end
-        finally:
-            end.cancel()
 
     async def _announce(self) -> None:
         async with self._changed:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.units import Bytes, Seconds
-from workers.config import EngineConfig, Kernels, KvDtype, Speculation, Weights, WorkerConfig
+from workers.config import Collectives, EngineConfig, Kernels, KvDtype, Speculation, Weights, WorkerConfig
 from workers.errors import ConfigError
 
 ToolFormat = Literal["auto", "hermes", "mistral", "llama3", "pythonic", "json"]
@@ -30,7 +30,7 @@ class KvSpec(Section):
         description="Numbers of the KV cache; auto is what the weights compute in. int8 has a scale for each "
         "token of each head, holds nearly twice as many tokens, and needs the native kernels.",
     )
-    memory: Bytes = Field(1 << 30, description="Memory for the KV cache of one worker.")
+    memory: Bytes = Field(1 << 30, description="Memory for the KV cache of one worker, its ranks together.")
     block_tokens: Literal[16, 32, 64] = Field(16, description="Tokens in one KV block.")
 
 
@@ -45,11 +45,29 @@ class SpeculationSpec(Section):
     )
 
 
+class ParallelSpec(Section):
+    tensor: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Ranks that compute each layer together, each its share of the heads and columns.",
+    )
+    pipeline: int = Field(1, ge=1, le=64, description="Groups of ranks that hold consecutive layers.")
+    collectives: Collectives = Field(
+        "auto",
+        description="auto takes shared memory among ranks of one CPU host; torch takes torch.distributed.",
+    )
+
+
 class PoolSpec(Section):
     role: Literal["unified"] = Field(
         "unified", description="What the pool's workers do: prefill and decode both."
     )
-    replicas: int = Field(1, ge=1, le=256, description="Workers in the pool; each holds the whole model.")
+    replicas: int = Field(1, ge=1, le=256, description="Workers in the pool; each serves the whole model.")
+    parallel: ParallelSpec = Field(
+        default_factory=ParallelSpec,
+        description="A worker is tensor × pipeline ranks, which hold the model together and end together.",
+    )
     weights: Weights = Field(
         "auto",
         description="Precision; auto is bf16 where the hardware computes in it, else fp32. int8 and int4 "
@@ -78,7 +96,7 @@ class PoolSpec(Section):
         default_factory=SpeculationSpec, description="Drafts of the next tokens, for fewer steps."
     )
     threads: int = Field(
-        0, ge=0, description="CPU threads of a worker; 0 shares the machine's cores out evenly."
+        0, ge=0, description="CPU threads of a rank; 0 shares the machine's cores out evenly."
     )
 
 
@@ -128,7 +146,7 @@ class ClusterSpec(Section):
         places = [
             (model, pool) for model in self.models for pool in model.pools for _ in range(pool.replicas)
         ]
-        share = max(num_cores // len(places), 1)
+        share = max(num_cores // sum(pool.parallel.tensor * pool.parallel.pipeline for _, pool in places), 1)
         return [
             WorkerConfig(
                 worker_id=f"{model.name}-{index}",
@@ -158,6 +176,9 @@ def _engine_config(pool: PoolSpec, num_threads: int) -> EngineConfig:
         speculation=pool.speculation.method,
         max_draft_tokens=pool.speculation.max_draft_tokens,
         threads=pool.threads or num_threads,
+        tensor=pool.parallel.tensor,
+        pipeline=pool.parallel.pipeline,
+        collectives=pool.parallel.collectives,
     )
 
 

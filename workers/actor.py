@@ -1,7 +1,7 @@
-"""The worker actor: one process with one model replica, its engine thread and its wire server.
+"""The actors of a worker: the one with its engine and its wire server, and the other ranks of its gang.
 
-Ray starts it, watches it and kills it; not one token passes through Ray. The process ends as soon as
-its engine does: a worker that cannot step must not look alive.
+Ray starts them, watches them and kills them; not one token passes through Ray. A process ends as soon as
+its engine does, or any rank of its gang: a worker that cannot step must not look alive.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ import hmac
 import logging
 import os
 import sys
+import threading
 import uuid
+from concurrent.futures import Future
 
 from workers.config import Endpoint, WorkerConfig
 from workers.engine import Engine, StepOutput
+from workers.errors import GangLost
 from workers.load.model import load_model
 from workers.loop import EngineLoop
 from workers.metrics import WorkerMetrics
 from workers.server import WireServer
+from workers.shards.gang import follow, lead
+from workers.shards.leader import GangDecoder
+from workers.shards.meeting import Address, Meeting
 from workers.wire import Hello
 
 logger = logging.getLogger(__name__)
 
 STALL_S = 60.0  # a single step longer than this means a stuck engine
+LAST_WORDS_S = 0.5  # between telling why this process ends and its end
 
 
 class WorkerActor:
@@ -37,6 +44,14 @@ class WorkerActor:
         self._loop: EngineLoop | None = None
         self._server: WireServer | None = None
         self._metrics: WorkerMetrics | None = None
+        self._meeting: Meeting | None = None  # of a gang, until it has met
+        self._gang: GangDecoder | None = None
+
+    async def rendezvous(self) -> Address:
+        """Where the gang's followers find this leader; to be called before `start` if there are any."""
+        config = self._config
+        self._meeting = Meeting(config.host, config.secret, config.epoch)
+        return self._meeting.address
 
     async def start(self) -> Endpoint:
         """Load the model, warm the engine up, listen. Raises ConfigError if the model cannot be loaded."""
@@ -48,7 +63,9 @@ class WorkerActor:
             on_failure=self._die,
         )
         engine = await asyncio.to_thread(self._loop.start)
-        self._metrics = WorkerMetrics(config.model, config.worker_id, engine.load.num_free_blocks)
+        self._metrics = WorkerMetrics(
+            config.model, config.worker_id, engine.load.num_free_blocks, self._collective_s
+        )
         self._server = WireServer(self._hello(engine), engine.card, config.secret, self._loop.call)
         port = await self._server.start(config.host)
         return Endpoint(
@@ -84,22 +101,31 @@ class WorkerActor:
             await self._server.stop()
         if self._loop is not None:
             await asyncio.to_thread(self._loop.stop)
+        if self._gang is not None:
+            self._gang.close()
         self._ended.set()
 
     def _build_engine(self) -> Engine:
         config = self._config
         engine_config = config.engine
-        model = load_model(
-            config.source,
-            engine_config.weights,
-            name=config.model,
-            device=engine_config.device,
-            kernels=engine_config.kernels,
-        )
+        if self._meeting is not None:
+            model = lead(config, self._meeting, self._die)
+            assert isinstance(model.decoder, GangDecoder)
+            self._gang = model.decoder
+        else:
+            model = load_model(
+                config.source,
+                engine_config.weights,
+                name=config.model,
+                device=engine_config.device,
+                kernels=engine_config.kernels,
+            )
         # Workers of one cluster share the key, so that equal prefixes have equal hashes everywhere.
         hash_key = hmac.digest(config.secret, b"headrace-kv-hash", hashlib.sha256)
         engine = Engine(model, engine_config, hash_key)
         engine.warm_up()
+        if self._gang is not None:
+            self._gang.settle()
         return engine
 
     def _hello(self, engine: Engine) -> Hello:
@@ -118,6 +144,9 @@ class WorkerActor:
             pid=os.getpid(),
         )
 
+    def _collective_s(self) -> dict[str, float]:
+        return {} if self._gang is None else self._gang.waited_s
+
     def _publish(self, output: StepOutput) -> None:
         assert self._server is not None
         assert self._metrics is not None
@@ -128,5 +157,47 @@ class WorkerActor:
         logger.critical(
             "engine of worker %s failed, ending the process", self._config.worker_id, exc_info=error
         )
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class FollowerActor:
+    """Remote methods of a rank that is not the leader: `start` once, then `join` to learn of its end."""
+
+    def __init__(self, config: WorkerConfig, rank: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._started: Future[None] = Future()
+        self._ended: Future[None] = Future()
+
+    async def start(self, address: Address) -> None:
+        """Load this rank's part and join the gang. Raises ConfigError and GangLost."""
+        threading.Thread(target=self._run, args=[address], name="engine", daemon=True).start()
+        await asyncio.wrap_future(self._started)
+
+    async def join(self) -> None:
+        """Return when the gang is dissolved; raise what this rank failed with. If another rank is the cause,
+        the process just ends."""
+        await asyncio.wrap_future(self._ended)
+
+    def _run(self, address: Address) -> None:
+        try:
+            follower = follow(self._config, address, self._rank, self._die)
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
+        try:
+            follower.run()
+            self._ended.set_result(None)
+        except GangLost as error:
+            self._die(error)
+        except BaseException as error:
+            logger.critical("rank %d failed, its gang ends", self._rank, exc_info=error)
+            self._ended.set_exception(RuntimeError(f"rank {self._rank} failed: {error}"))
+            threading.Timer(LAST_WORDS_S, os._exit, [1]).start()
+
+    def _die(self, error: GangLost) -> None:
+        logger.critical("rank %d ends with its gang: %s", self._rank, error)
         sys.stderr.flush()
         os._exit(1)

@@ -14,6 +14,7 @@ Kernels = Literal["auto", "torch"]
 Speculation = Literal["none", "ngram"]
 KvDtype = Literal["auto", "int8"]
 Device = Literal["auto", "cpu", "cuda"]
+Collectives = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,14 @@ class EngineConfig:
     target_step_s: float = 0.05
     speculation: Speculation = "none"
     max_draft_tokens: int = 8
-    threads: int = 0
+    threads: int = 0  # of each rank
+    tensor: int = 1
+    pipeline: int = 1
+    collectives: Collectives = "auto"
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor * self.pipeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from kvcache.hashing import BlockHasher
 from kvcache.pool import BlockPool
 from workers.budget import StepBudget
 from workers.config import EngineConfig
-from workers.errors import ConfigError, EngineFault, GrammarError, HeadraceError
+from workers.errors import ConfigError, EngineFault, GangLost, GrammarError, HeadraceError
 from workers.load.model import LoadedModel
 from workers.model.batch import Chunk, Rows
-from workers.model.cache import MAX_INT8_CONTEXT_TOKENS, KvCache
+from workers.model.cache import MAX_INT8_CONTEXT_TOKENS
 from workers.model.decoder import Decoder
 from workers.sampling.grammar import Grammar, Masks, new_bits
 from workers.sampling.params import SamplingParams
@@ -98,9 +98,7 @@ class Engine:
         self._clock = clock
         decoder = model.decoder
         kv_dtype = _kv_dtype(decoder, config)
-        self._cache = KvCache.sized(
-            model.config, config.kv_memory_bytes, config.block_tokens, kv_dtype, decoder.device
-        )
+        self._cache = decoder.new_cache(config.kv_memory_bytes, config.block_tokens, kv_dtype)
         self._pool = BlockPool(self._cache.num_blocks)
         self.max_context_tokens = min(
             model.config.max_context_tokens,
@@ -202,6 +200,8 @@ class Engine:
         if schedule.chunks:
             try:
                 self._advance(schedule, output)
+            except GangLost:  # nor must the others wait for ranks that are no more
+                raise
             except Exception as error:  # one poisoned step must not end the others' service
                 logger.exception("a step of %d sequences failed", len(schedule.chunks))
                 self._fail(schedule, output, error)
@@ -236,7 +236,8 @@ class Engine:
         sampling = self._take_prompt_logprobs(chunks, hidden_RE)
         samplers = [chunk for chunk in chunks if chunk.samples]
         firsts = {chunk.sequence for chunk in samplers if not chunk.sequence.num_output_tokens}
-        sampled = self._sample(samplers, hidden_RE[sampling], output)
+        rows_RE = hidden_RE if len(sampling) == len(hidden_RE) else hidden_RE[sampling]
+        sampled = self._sample(samplers, rows_RE, output)
         self._scheduler.complete(
             schedule, {sequence: [token.id for token in tokens] for sequence, tokens in sampled.items()}
         )

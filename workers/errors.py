@@ -11,6 +11,7 @@
     ├── Overloaded        429  the queue is full; come back after `retry_after_s`
     ├── EngineFault       500  a step failed; the requests in it are lost
     ├── WorkerLost        503  the worker died or fell silent while it answered
+    ├── GangLost          503  a rank of the worker died, hangs or failed; the worker ends with it
     └── NoWorker          503  no live worker serves the model; come back after `retry_after_s`
 
 A message says what was wrong, the limit, the actual value and the remedy.
@@ -96,6 +97,14 @@ class EngineFault(HeadraceError):
 
 class WorkerLost(HeadraceError):
     """The worker that answered this request died or fell silent."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "worker_lost"
+
+
+class GangLost(HeadraceError):
+    """A rank of this worker's gang died, hangs or failed: no step can be computed any more."""
 
     status = 503
     type = "service_unavailable"

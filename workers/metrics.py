@@ -6,6 +6,8 @@ One registry per worker process, every sample labelled with the model and the wo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from workers.engine import StepOutput
@@ -17,9 +19,18 @@ STEP_EDGES_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0,
 class WorkerMetrics:
     """Counts what the engine's steps did; `exposition` is the Prometheus text of all of it."""
 
-    def __init__(self, model: str, worker_id: str, num_blocks: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        worker_id: str,
+        num_blocks: int,
+        collective_s: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """`collective_s` tells the seconds spent in collectives so far, by the axis of parallelism."""
         self._registry = CollectorRegistry()
-        labels, values = ["model", "worker"], (model, worker_id)
+        self._collective_s = collective_s
+        self._labels = values = (model, worker_id)
+        labels = ["model", "worker"]
 
         def gauge(name: str, text: str, extra: list[str] | None = None) -> Gauge:
             return Gauge(name, text, labels + (extra or []), registry=self._registry)
@@ -63,6 +74,13 @@ class WorkerMetrics:
         self._faults = counter(
             "headrace_worker_step_faults", "Steps that raised; their requests failed."
         ).labels(*values)
+        self._collectives = counter(
+            "headrace_collective_seconds",
+            "Time of the leader in collectives of its gang, waiting for other ranks included; axis is tensor "
+            "or pipeline.",
+            ["axis"],
+        )
+        self._collected_s: dict[str, float] = {}
         self._set_load(Load(0, 0, num_blocks, 0, 0, 0))
 
     def observe(self, output: StepOutput) -> None:
@@ -85,6 +103,11 @@ class WorkerMetrics:
             self._faults.inc()
 
     def exposition(self) -> str:
+        for axis, seconds in self._collective_s().items():
+            self._collectives.labels(*self._labels, axis).inc(
+                max(seconds - self._collected_s.get(axis, 0.0), 0.0)
+            )
+            self._collected_s[axis] = seconds
         return generate_latest(self._registry).decode()
 
     def _set_load(self, load: Load) -> None:

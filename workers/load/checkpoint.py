@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from workers.model.config import ModelConfig
+from workers.model.parts import Span
 
 
 class Checkpoint(Protocol):
@@ -28,8 +29,13 @@ class Checkpoint(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in a floating type, [out, in] for matrices. Raises ConfigError if there is none."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor. Raises ConfigError if there is none."""
+        ...
+
+    def tensor(self, name: str, rows: Span | None = None, columns: Span | None = None) -> torch.Tensor:
+        """The tensor in a floating type, [out, in] for matrices, or a part of it, of which alone memory is
+        taken. Raises ConfigError if there is none."""
         ...
 
     def tokenizer(self) -> Any:

@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from workers.errors import ConfigError
 from workers.model.config import LayerConfig, ModelConfig, Rope
+from workers.model.parts import Span
 
 FAMILIES = {
     "llama": "llama",
@@ -75,15 +76,26 @@ class DirectoryCheckpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def tensor(self, name: str) -> torch.Tensor:
-        if name not in self._places:
-            raise ConfigError(f"{self._path} has no tensor for {name!r}; is the download complete?")
-        opened, stored = self._places[name]
-        tensor: torch.Tensor = opened.get_tensor(stored)
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def tensor(self, name: str, rows: Span | None = None, columns: Span | None = None) -> torch.Tensor:
+        part = self._slice(name)
+        tensor: torch.Tensor = part[_range(rows)] if columns is None else part[_range(rows), _range(columns)]
         return tensor
 
     def tokenizer(self) -> Any:
         return AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._places:
+            raise ConfigError(f"{self._path} has no tensor for {name!r}; is the download complete?")
+        opened, stored = self._places[name]
+        return opened.get_slice(stored)
+
+
+def _range(span: Span | None) -> slice:
+    return slice(None) if span is None else slice(span.first, span.last)
 
 
 def _read_config(path: Path) -> Any:

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from workers.errors import ConfigError
 from workers.model.config import LayerConfig, ModelConfig, Rope
+from workers.model.parts import Span
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
 FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -68,24 +69,43 @@ class GgufCheckpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def tensor(self, name: str) -> torch.Tensor:
-        if name not in self._places:
-            raise ConfigError(f"{self._path} has no tensor for {name!r}; is the download complete?")
-        return self._dequantised(self._places[name])
+    def shape(self, name: str) -> tuple[int, ...]:
+        return _shape(self._tensors[self._place(name)])
+
+    def tensor(self, name: str, rows: Span | None = None, columns: Span | None = None) -> torch.Tensor:
+        return self._dequantised(self._place(name), rows, columns)
 
     def tokenizer(self) -> Any:
         return AutoTokenizer.from_pretrained(self._path.parent, gguf_file=self._path.name)
 
-    def _dequantised(self, stored: str) -> torch.Tensor:
+    def _place(self, name: str) -> str:
+        if name not in self._places:
+            raise ConfigError(f"{self._path} has no tensor for {name!r}; is the download complete?")
+        place: str = self._places[name]
+        return place
+
+    def _dequantised(
+        self, stored: str, rows: Span | None = None, columns: Span | None = None
+    ) -> torch.Tensor:
         tensor = self._tensors[stored]
         if tensor.tensor_type.name not in FORMATS:
             raise ConfigError(
                 f"{self._path} has {stored!r} in format {tensor.tensor_type.name}; "
                 f"read are {', '.join(FORMATS)}"
             )
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+        shape = _shape(tensor)
+        stored_bytes = tensor.data.view(np.uint8).reshape(*shape[:-1], -1)
+        first, last = (0, shape[-1]) if columns is None else (columns.first, columns.last)
+        if rows is not None and len(shape) == 1:  # of a vector the elements are the rows
+            first, last = rows.first, rows.last
+        elif rows is not None:
+            stored_bytes = stored_bytes[rows.first : rows.last]
+        first_block, last_block = first // block_size, -(-last // block_size)
+        blocks = stored_bytes[..., first_block * block_bytes : last_block * block_bytes]
+        values = gguf.quants.dequantize(np.ascontiguousarray(blocks), tensor.tensor_type)
+        wanted = values[..., first - first_block * block_size : last - first_block * block_size]
+        return torch.from_numpy(np.array(wanted, dtype=np.float32))
 
     def _canonical(self, stored: str) -> str | None:
         stem, _, kind = stored.rpartition(".")
@@ -164,6 +184,11 @@ class GgufCheckpoint:
             if factors in self._tensors:
                 frequencies = frequencies / self._dequantised(factors)
         return Rope(tuple(frequencies.tolist()), scaling)
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """Rows first."""
+    return tuple(int(size) for size in reversed(tensor.shape))
 
 
 def _frequencies(theta: float, size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ a block is a row of bytes: its numbers, then an fp16 scale for each token of eac
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -59,21 +60,49 @@ class KvCache:
         """As many blocks as fit into `memory_bytes`; `dtype` is that of the numbers, torch.int8 with scales.
 
         Raises ConfigError if that is next to none."""
-        head_bytes = config.head_dim * dtype.itemsize + (SCALE_BYTES if dtype is torch.int8 else 0)
-        block_bytes = 2 * config.num_kv_heads * block_tokens * head_bytes
-        num_blocks = memory_bytes // (config.num_layers * block_bytes)
-        if num_blocks < MIN_BLOCKS:
-            raise ConfigError(
-                f"kv.memory of {memory_bytes} bytes holds {num_blocks} blocks of {block_tokens} tokens "
-                f"({config.num_layers * block_bytes} bytes each), but at least {MIN_BLOCKS} are needed; "
-                f"give it {MIN_BLOCKS * config.num_layers * block_bytes} bytes or more"
-            )
+        num_blocks = blocks_in([config], memory_bytes, block_tokens, dtype)
+        return cls.of_blocks(config, num_blocks, block_tokens, dtype, device)
+
+    @classmethod
+    def of_blocks(
+        cls,
+        config: ModelConfig,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KvCache:
+        """`num_blocks` include the null block."""
         shape: tuple[int, ...] = (num_blocks, 2, config.num_kv_heads, block_tokens, config.head_dim)
         if dtype is torch.int8:
-            shape = (num_blocks, block_bytes)
+            shape = (num_blocks, _layer_block_bytes(config, block_tokens, dtype))
         if device.type == "cpu":
             arena = Arena()
             return cls([arena.tensor(shape, dtype) for _ in range(config.num_layers)], block_tokens)
         return cls(
             [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)], block_tokens
         )
+
+
+def blocks_in(
+    configs: Sequence[ModelConfig], memory_bytes: int, block_tokens: int, dtype: torch.dtype
+) -> int:
+    """How many blocks a memory holds that these parts of a model share, a block being in all of them.
+
+    Raises ConfigError if that is next to none."""
+    block_bytes = sum(
+        config.num_layers * _layer_block_bytes(config, block_tokens, dtype) for config in configs
+    )
+    num_blocks = memory_bytes // block_bytes
+    if num_blocks < MIN_BLOCKS:
+        raise ConfigError(
+            f"kv.memory of {memory_bytes} bytes holds {num_blocks} blocks of {block_tokens} tokens "
+            f"({block_bytes} bytes each), but at least {MIN_BLOCKS} are needed; "
+            f"give it {MIN_BLOCKS * block_bytes} bytes or more"
+        )
+    return num_blocks
+
+
+def _layer_block_bytes(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
+    head_bytes = config.head_dim * dtype.itemsize + (SCALE_BYTES if dtype is torch.int8 else 0)
+    return 2 * config.num_kv_heads * block_tokens * head_bytes

@@ -33,10 +33,23 @@ class Decoder(Protocol):
         """Types of numbers that its KV cache may hold, its own first."""
         ...
 
-    def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
+    @property
+    def min_rows(self) -> int:
+        """Fewer tokens than that are computed as if they were so many."""
+        ...
+
+    def new_cache(self, memory_bytes: int, block_tokens: int, dtype: torch.dtype) -> KvCache:
+        """A KV cache of so many bytes in all. Raises ConfigError if it holds next to nothing."""
+        ...
+
+    def forward(
+        self, chunks: Sequence[Chunk], cache: KvCache, entering_TE: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute the chunks' tokens, write their keys and values, return the wanted rows' hidden states.
 
-        [R, E] after the final norm, in the order of the chunks and of the tokens in them.
+        [R, E] after the final norm, in the order of the chunks and of the tokens in them. A pipeline stage
+        that is not the first takes what the one before returned, at least `min_rows` rows; one that is not
+        the last returns all of its rows, for the next.
         """
         ...
 

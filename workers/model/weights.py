@@ -52,9 +52,11 @@ class LayerWeights(Generic[Matrix]):
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """`layers` is read once, in order, so that each can be packed and let go before the next is loaded."""
+    """`layers` is read once, in order, so that each can be packed and let go before the next is loaded.
 
-    embedding_VE: torch.Tensor
+    Embedding and head are None in all pipeline stages but the first, the norm in all but the last."""
+
+    embedding_VE: torch.Tensor | None
     layers: Iterable[LayerWeights[Projection]]
-    norm_E: torch.Tensor
-    head: Projection
+    norm_E: torch.Tensor | None
+    head: Projection | None

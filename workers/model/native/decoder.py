@@ -14,10 +14,12 @@ from workers.model.arena import Arena
 from workers.model.batch import Chunk
 from workers.model.cache import KvCache
 from workers.model.config import ModelConfig
+from workers.model.lanes import Lanes
 from workers.model.native import library
 from workers.model.native.layout import Layout
 from workers.model.native.panels import GROUP, LANES, Bits, pack
 from workers.model.native.tape import NUM_BUFFERS, Code, Form, Rows, Shape, Step, Tape
+from workers.model.parts import Part
 from workers.model.rotation import turns
 from workers.model.weights import DecoderWeights, LayerWeights, Projection
 
@@ -28,7 +30,8 @@ MIN_ROWS = 64  # of the scratch memory, which grows when a step has more
 class Buffer(IntEnum):
     """Where the rows of a step are while it runs."""
 
-    RESIDUAL, NORMED, QKV, ATTENDED, MIXED, GATED, WANTED, QUANTISED, LOGITS = range(NUM_BUFFERS)
+    RESIDUAL, NORMED, QKV, ATTENDED, MIXED, GATED, WANTED, QUANTISED, LOGITS = range(NUM_BUFFERS - 1)
+    PARTIAL = NUM_BUFFERS - 1  # what this lane adds to a sum, in fp32, where the other lanes can read it
 
 
 def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device, bits: Bits = 16) -> bool:
@@ -53,19 +56,32 @@ class NativeDecoder:
     device = torch.device("cpu")
     kv_dtypes = (torch.bfloat16, torch.int8)
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, bits: Bits = 16) -> None:
-        """`bits` of each weight of the projections; of 4 bits the head has 8."""
-        self.config = config
-        self._scratch = _Scratch(config)
-        recorder = _Recorder(config, bits)
-        self._forward = recorder.forward(weights)
-        self._head = recorder.head(weights)
+    min_rows = 1
 
-    def forward(self, chunks: Sequence[Chunk], cache: KvCache) -> torch.Tensor:
+    def __init__(
+        self, part: Part, weights: DecoderWeights, bits: Bits = 16, lanes: Lanes | None = None
+    ) -> None:
+        """`bits` of each weight of the projections; of 4 bits the head has 8."""
+        config = self.config = part.config
+        self._part = part
+        self._exchange = None if lanes is None else lanes.exchange
+        self._scratch = _Scratch(config)
+        recorder = _Recorder(part, bits, has_lanes=lanes is not None)
+        self._forward = recorder.forward(weights)
+        self._head = recorder.head(weights) if part.is_first else None
+
+    def new_cache(self, memory_bytes: int, block_tokens: int, dtype: torch.dtype) -> KvCache:
+        return KvCache.sized(self.config, memory_bytes, block_tokens, dtype, self.device)
+
+    def forward(
+        self, chunks: Sequence[Chunk], cache: KvCache, entering_TE: torch.Tensor | None = None
+    ) -> torch.Tensor:
         config = self.config
         layout = Layout(chunks, cache.block_tokens)
         step = layout.step(cache)
         self._scratch.lend(step, layout.num_rows)
+        if entering_TE is not None:
+            self._scratch.enter(entering_TE)
         shape = Shape(
             q_heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -77,10 +93,13 @@ class NativeDecoder:
         )
         # Nothing before this call lets other threads run Python: what they have to do, such as sending the
         # last step's tokens, they do while this one computes.
-        self._forward.run(shape, step, torch.get_num_threads())
-        return self._scratch.wanted(layout.num_wanted)
+        self._forward.run(shape, step, torch.get_num_threads(), self._exchange)
+        if self._part.is_last:
+            return self._scratch.wanted(layout.num_wanted)
+        return self._scratch.leaving(layout.num_rows)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None
         num_rows = len(hidden_RE)
         hidden_RE = hidden_RE.contiguous()
         logits_RV = self._scratch.logits(num_rows)
@@ -124,6 +143,14 @@ class _Scratch:
         for buffer, tensor in self._buffers.items():
             step.buffers[buffer] = tensor.data_ptr()
 
+    def enter(self, residual_TE: torch.Tensor) -> None:
+        """Begin with what the stage before has left; after `lend`."""
+        self._buffers[Buffer.RESIDUAL][: len(residual_TE)] = residual_TE
+
+    def leaving(self, num_rows: int) -> torch.Tensor:
+        """What a stage leaves to the next, good until the next step."""
+        return self._buffers[Buffer.RESIDUAL][:num_rows]
+
     def wanted(self, num_rows: int) -> torch.Tensor:
         """A copy of the rows that a step has left in the buffer of that name."""
         return self._buffers[Buffer.WANTED][:num_rows].clone()
@@ -138,8 +165,10 @@ class _Scratch:
 class _Recorder:
     """Puts a decoder on tape."""
 
-    def __init__(self, config: ModelConfig, bits: Bits) -> None:
-        self._config = config
+    def __init__(self, part: Part, bits: Bits, has_lanes: bool) -> None:
+        config = self._config = part.config
+        self._part = part
+        self._has_lanes = has_lanes
         self._bits: Bits = bits
         self._arena = Arena()
         self._tape = Tape()
@@ -151,32 +180,46 @@ class _Recorder:
     def head(self, weights: DecoderWeights) -> Tape:
         tape = Tape()
         bits: Bits = 8 if self._bits == 4 else self._bits
+        assert weights.head is not None
         self._linear(tape, weights.head, bits, Buffer.LOGITS, Buffer.WANTED, form=Form.FP32)
         return tape
 
     def forward(self, weights: DecoderWeights) -> Tape:
-        config = self._config
-        scale = torch.tensor(config.embedding_scale, dtype=torch.bfloat16).item()
-        self._tape.add(
-            Code.EMBED,
-            weight=self._arena.copy(weights.embedding_VE),
-            out=Buffer.RESIDUAL,
-            size=config.hidden_size,
-            value=scale,
-        )
+        if self._part.is_first:
+            self._embed(weights)
         for index, layer in enumerate(weights.layers):
             if index == 0:
                 self._norm(Buffer.NORMED, Buffer.RESIDUAL, layer.attention_norm_E, Rows.ALL)
             else:
                 self._add_norm(Buffer.NORMED, Buffer.RESIDUAL, layer.attention_norm_E, Rows.ALL)
             self._layer(index, layer)
-        # From the last layer's attention on, only wanted rows are computed, in the buffer that is returned.
-        self._add_norm(Buffer.WANTED, Buffer.WANTED, weights.norm_E, Rows.WANTED)
+        if weights.norm_E is None:
+            size = self._config.hidden_size
+            self._tape.add(Code.ADD, base=Buffer.RESIDUAL, in_=Buffer.MIXED, size=size)
+        else:  # from the last layer's attention on, only wanted rows are computed, where they are returned
+            self._add_norm(Buffer.WANTED, Buffer.WANTED, weights.norm_E, Rows.WANTED)
         return self._tape
+
+    def _embed(self, weights: DecoderWeights) -> None:
+        """Each lane knows some of the tokens; those of the others are zeros to it."""
+        assert weights.embedding_VE is not None
+        config, vocabulary = self._config, self._part.vocabulary
+        self._tape.add(
+            Code.EMBED,
+            weight=self._arena.copy(weights.embedding_VE),
+            out=Buffer.PARTIAL if self._has_lanes else Buffer.RESIDUAL,
+            size=config.hidden_size,
+            first=vocabulary.first,
+            inputs=vocabulary.size,
+            form=Form.FP32 if self._has_lanes else Form.BF16,
+            value=torch.tensor(config.embedding_scale, dtype=torch.bfloat16).item(),
+        )
+        if self._has_lanes:
+            self._tape.add(Code.REDUCE, out=Buffer.RESIDUAL, size=config.hidden_size)
 
     def _layer(self, index: int, layer: LayerWeights[Projection]) -> None:
         config, tape = self._config, self._tape
-        is_last = index == config.num_layers - 1
+        is_last = self._part.is_last and index == config.num_layers - 1
         rows = Rows.WANTED if is_last else Rows.ALL
         residual = Buffer.WANTED if is_last else Buffer.RESIDUAL
         self._keys_and_values(index, layer)
@@ -192,12 +235,12 @@ class _Recorder:
             tape.add(
                 Code.GATHER, out=residual, in_=Buffer.RESIDUAL, size=config.hidden_size, rows=Rows.WANTED
             )
-        self._linear(tape, layer.output, self._bits, Buffer.MIXED, Buffer.ATTENDED, rows=rows)
+        self._inward(layer.output, Buffer.ATTENDED, rows)
         if layer.after_attention_norm_E is not None:
             self._norm(Buffer.MIXED, Buffer.MIXED, layer.after_attention_norm_E, rows)
         self._add_norm(Buffer.NORMED, residual, layer.mlp_norm_E, rows)
         self._linear(tape, layer.gate_up, self._bits, Buffer.GATED, Buffer.NORMED, form=Form.GATED, rows=rows)
-        self._linear(tape, layer.down, self._bits, Buffer.MIXED, Buffer.GATED, rows=rows)
+        self._inward(layer.down, Buffer.GATED, rows)
         if layer.after_mlp_norm_E is not None:
             self._norm(Buffer.MIXED, Buffer.MIXED, layer.after_mlp_norm_E, rows)
 
@@ -222,6 +265,15 @@ class _Recorder:
                 )
         table = self._turns[config.layers[index].rope]
         tape.add(Code.ROTATE_STORE, weight=table, out=Buffer.QKV, layer=index, pairs=table.shape[1])
+
+    def _inward(self, projection: Projection, in_: Buffer, rows: Rows) -> None:
+        """A projection back to the residual's width, whose inputs the lanes have divided: into MIXED."""
+        tape, bits = self._tape, self._bits
+        if not self._has_lanes:
+            self._linear(tape, projection, bits, Buffer.MIXED, in_, rows=rows)
+            return
+        self._linear(tape, projection, bits, Buffer.PARTIAL, in_, form=Form.FP32, rows=rows)
+        tape.add(Code.REDUCE, out=Buffer.MIXED, size=self._config.hidden_size, rows=rows)
 
     def _linear(
         self,

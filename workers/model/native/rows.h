@@ -21,6 +21,15 @@ INLINE void add_norm_row(bf16 *out, bf16 *residual, const bf16 *x, const bf16 *w
     norm_row(out, residual, weight, size, eps);
 }
 
+INLINE void add_row(bf16 *residual, const bf16 *x, int size) {
+    for (int i = 0; i < size; i += LANES) store(residual + i, _mm512_add_ps(load(residual + i), load(x + i)));
+}
+
+INLINE void widen_row(float *out, const bf16 *x, int size, float scale) {
+    for (int i = 0; i < size; i += LANES)
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(load(x + i), _mm512_set1_ps(scale)));
+}
+
 INLINE void scale_row(bf16 *out, const bf16 *x, int size, float scale) {
     for (int i = 0; i < size; i += LANES) store(out + i, _mm512_mul_ps(load(x + i), _mm512_set1_ps(scale)));
 }

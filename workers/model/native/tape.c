@@ -10,17 +10,18 @@
 
 #include "attention.h"
 #include "attention_int8.h"
+#include "exchange.h"
 #include "linear.h"
 #include "rows.h"
 #include "team.h"
 
-enum { EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, QUANTISE, LINEAR, ROTATE_STORE, ATTEND };
+enum { EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, QUANTISE, LINEAR, ROTATE_STORE, ATTEND, REDUCE, ADD };
 enum { ALL_ROWS, WANTED_ROWS };
-enum { NUM_BUFFERS = 9, TASK_ELEMENTS = 4 << 10 };
+enum { NUM_BUFFERS = 10, PARTIAL = 9 /* this lane's slot in the exchange */, TASK_ELEMENTS = 4 << 10 };
 
 /* One operation. `out`, `in` and `base` are numbers of buffers; what an operation does not name it ignores.
  *
- * EMBED         out = weight[token] * value                 size
+ * EMBED         out = weight[token - first] * value         size, first, inputs: tokens known, others are 0; form
  * GATHER        out = in[wanted]                            size
  * NORM          out = rms_norm(in) * weight                 size, value: epsilon
  * ADD_NORM      base += in; out = rms_norm(base) * weight   size, value: epsilon
@@ -29,6 +30,8 @@ enum { NUM_BUFFERS = 9, TASK_ELEMENTS = 4 << 10 };
  * LINEAR        out = in * weight + bias                    inputs, size: outputs, format, form, activation
  * ROTATE_STORE  q, k of `out` turned; k, v into the cache   layer, weight: turns, pairs
  * ATTEND        out = attention of the queries in `in`      layer, window
+ * REDUCE        out = sum of every lane's PARTIAL           size
+ * ADD           base += in                                  size
  */
 typedef struct {
     int32_t code, rows, out, in, base;
@@ -57,7 +60,19 @@ typedef struct {
     const Step *step;
     Tile *tiles[2]; /* of all chunks, and of the wanted ones */
     int num_tiles[2];
+    Exchange *exchange; /* with the other lanes, or NULL */
+    atomic_int late;
 } Run;
+
+/* A thread's place in the run: its share of the present operation, and the meeting of lanes that comes next. */
+typedef struct {
+    Share share;
+    uint32_t meeting;
+} Place;
+
+static void *buffer_of(const Run *run, int number, const Place *place) {
+    return number == PARTIAL ? slot_of(run->exchange, run->exchange->rank, place->meeting) : run->step->buffers[number];
+}
 
 static int num_rows(const Run *run, const Op *op) {
     return op->rows == WANTED_ROWS ? run->step->num_wanted : run->step->num_rows;
@@ -116,16 +131,54 @@ static void attend(const Run *run, const Op *op, const Share *share) {
     }
 }
 
+/* The lanes' sum, in their order. Every thread waits for all lanes by itself. */
+static void reduce(Run *run, const Op *op, Place *place) {
+    Exchange *e = run->exchange;
+    int64_t started = place->share.thread ? 0 : now_ns();
+    int size = op->size, rows = num_rows(run, op), rank = e->rank;
+    if (place->share.thread == 0) count_up(counters_of(e->memory) + rank);
+    for (int step = 1; step < e->size && !run->late; step++)
+        if (wait_for(counters_of(e->memory) + (rank + step) % e->size, place->meeting + 1, e->spins, e->limit_ns))
+            run->late = 1;
+    const Share *share = &place->share;
+    FOR_ROWS(t, size, rows, share)
+        for (int i = 0; i < size; i += LANES) {
+            size_t at = (size_t)t * size + i;
+            __m512 sum = _mm512_loadu_ps((const float *)slot_of(e, 0, place->meeting) + at);
+            for (int lane = 1; lane < e->size; lane++)
+                sum = _mm512_add_ps(sum, _mm512_loadu_ps((const float *)slot_of(e, lane, place->meeting) + at));
+            store((bf16 *)run->step->buffers[op->out] + at, sum);
+        }
+    place->meeting++;
+    if (place->share.thread == 0) e->waited_ns += now_ns() - started;
+}
+
+static void embed(const Run *run, const Op *op, void *out, const Share *share) {
+    int size = op->size, rows = num_rows(run, op);
+    FOR_ROWS(t, size, rows, share) {
+        int token = run->step->tokens[t] - op->first;
+        int is_known = token >= 0 && token < op->inputs;
+        const bf16 *row = (const bf16 *)op->weight + (size_t)(is_known ? token : 0) * size;
+        float scale = is_known ? op->value : 0.0f;
+        if (op->form == TO_FP32)
+            widen_row((float *)out + (size_t)t * size, row, size, scale);
+        else
+            scale_row((bf16 *)out + (size_t)t * size, row, size, scale);
+    }
+}
+
 /* One thread's part in an operation. */
-static void execute(const Run *run, const Op *op, const Share *share) {
+static void execute(Run *run, const Op *op, Place *place) {
     const Step *step = run->step;
+    const Share *share = &place->share;
     int rows = num_rows(run, op), size = op->size;
-    bf16 *out = step->buffers[op->out], *in = step->buffers[op->in], *base = step->buffers[op->base];
+    bf16 *out = buffer_of(run, op->out, place), *in = step->buffers[op->in], *base = step->buffers[op->base];
     const bf16 *weight = op->weight;
     switch (op->code) {
-    case EMBED:
-        FOR_ROWS(t, size, rows, share)
-            scale_row(out + (size_t)t * size, weight + (size_t)step->tokens[t] * size, size, op->value);
+    case EMBED: embed(run, op, out, share); break;
+    case REDUCE: reduce(run, op, place); break;
+    case ADD:
+        FOR_ROWS(t, size, rows, share) add_row(base + (size_t)t * size, in + (size_t)t * size, size);
         break;
     case GATHER:
         FOR_ROWS(t, size, rows, share)
@@ -160,9 +213,10 @@ static void execute(const Run *run, const Op *op, const Share *share) {
     }
 }
 
-/* Run the operations one after the other. Returns 0, or 1 if there is no memory for it. */
-int headrace_run(const Op *ops, int num_ops, const Shape *shape, const Step *step, int threads) {
-    Run run = {shape, step, {NULL, NULL}, {0, 0}};
+/* Run the operations one after the other. Returns 0, 1 if there is no memory for it, 2 if a lane did not come. */
+int headrace_run(const Op *ops, int num_ops, const Shape *shape, const Step *step, int threads, Exchange *exchange) {
+    Run run = {shape, step, {NULL, NULL}, {0, 0}, exchange, 0};
+    const uint32_t first_meeting = exchange ? exchange->meetings : 0;
     const Chunk *chunks[2] = {step->chunks, step->wanted_chunks};
     int num_chunks[2] = {step->num_chunks, step->num_wanted_chunks};
     for (int i = 0; i < 2; i++)
@@ -177,15 +231,17 @@ int headrace_run(const Op *ops, int num_ops, const Shape *shape, const Step *ste
         {
 #pragma omp single
             team.size = omp_get_num_threads(); /* the system may give fewer than were asked for */
+            Place place = {{drawn, omp_get_thread_num(), team.size}, first_meeting};
             for (int i = 0; i < num_ops; i++) {
-                Share share = {drawn + (size_t)i * threads, omp_get_thread_num(), team.size};
-                execute(&run, ops + i, &share);
+                execute(&run, ops + i, &place);
+                place.share.drawn += threads;
                 if (i + 1 < num_ops) meet(&team); /* the end of the region is the last meeting */
             }
+            if (exchange && place.share.thread == 0) exchange->meetings = place.meeting;
         }
     }
     int failed = !drawn || !run.tiles[0];
     free(drawn);
     free(run.tiles[0]);
-    return failed;
+    return failed ? 1 : run.late ? 2 : 0;
 }

@@ -10,15 +10,18 @@ from enum import IntEnum
 
 import torch
 
+from workers.errors import GangLost
 from workers.model.native import library
 
-NUM_BUFFERS = 9
+NUM_BUFFERS = 10
+NO_MEMORY = 1
 
 _INT, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 
 
 class Code(IntEnum):
     EMBED, GATHER, NORM, ADD_NORM, NORM_HEADS, QUANTISE, LINEAR, ROTATE_STORE, ATTEND = range(9)
+    REDUCE, ADD = range(9, 11)
 
 
 class Rows(IntEnum):
@@ -88,12 +91,20 @@ class Tape:
         self._ops.append(op)
         self._recorded = None
 
-    def run(self, shape: Shape, step: Step, num_threads: int) -> None:
-        """Carry out every operation. Raises MemoryError."""
+    def run(self, shape: Shape, step: Step, num_threads: int, exchange: int | None = None) -> None:
+        """Carry out every operation; `exchange` is where the lanes meet. Raises MemoryError and GangLost."""
         if self._recorded is None:
             self._recorded = (Op * len(self._ops))(*self._ops)
         assert self._library is not None
-        if self._library.headrace_run(
-            self._recorded, len(self._recorded), ctypes.byref(shape), ctypes.byref(step), num_threads
-        ):
+        failed = self._library.headrace_run(
+            self._recorded,
+            len(self._recorded),
+            ctypes.byref(shape),
+            ctypes.byref(step),
+            num_threads,
+            exchange,
+        )
+        if failed == NO_MEMORY:
             raise MemoryError("there is no memory for the tasks of a step")
+        if failed:
+            raise GangLost("a lane did not come to a sum in time")
