@@ -3,8 +3,9 @@
     python bench/shards.py [--rounds N] [--json FILE] [--check]
 
 Ranks are processes of this machine with one thread each; the whole model is measured with one thread, as what
-each rank has, and with one for every core, as what the machine has; sides are stepped in turns. `--check` exits with 1 if shared memory does not carry a sum faster than gloo, or if telling the
-followers what to do takes more than a hundredth of a step.
+each rank has, and with one for every core, as what the machine has; sides are stepped in turns. `--check`
+exits with 1 if shared memory does not carry a sum faster than gloo, or if telling the followers what to do
+takes more than a hundredth of a step.
 """
 
 from __future__ import annotations

@@ -17,11 +17,7 @@ from dataclasses import dataclass, replace
 from workers.errors import ConfigError
 from workers.model.config import ModelConfig
 
-UNITS = (
-    32,
-    16,
-    1,
-)  # sizes that are cut, as far as possible in multiples of these: the native kernels' groups
+UNITS = (32, 16, 1)  # sizes are cut in multiples of the first that can be: the native kernels' groups
 
 
 @dataclass(frozen=True, slots=True)
